@@ -148,7 +148,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         advice = f"save it as UTF-8: {utf8_advice(path, 'UTF-16')}"
         if not error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             advice = "save it as UTF-8, or give the right file"
-        why = f"byte {error.start + 1} is no UTF-8; expected {what}; {advice}"
+        why = f"byte {error.start + 1} is not UTF-8; expected {what}; {advice}"
         raise ConfigError(f"{path}: cannot be read as YAML: {why}") from None
     except (yaml.YAMLError, OSError, RecursionError) as error:
         why = _yaml_fault(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
@@ -234,10 +234,8 @@ def _flag(word: str) -> str:
     """Return what to write instead of an option of another program, such as ``--learning_rate``."""
     name = word.lstrip("-").partition("=")[0]
     if re.search(r"api_key|token|secret", name):
-        return (
-            f"{word.partition('=')[0]}: keys are never options; set the environment variable {name.upper()}"
-        )
-    return f"{word}: no option here; a setting is written key=value, {name}=VALUE"
+        return f"{word.partition('=')[0]}: secrets are never options; set the environment variable {name.upper()}"
+    return f"{word}: not an option; write a setting as key=value, here {name}=VALUE"
 
 
 def read_in_place(data: dict[str, Any], key: str, overrides: Sequence[str]) -> None:
@@ -268,7 +266,7 @@ def override_key(override: str) -> str:
         )
     if sign:
         raise UsageError(
-            f"override {override!r}: a key is not deleted by a sign; set it to null: {key.strip()[1:]}=null"
+            f"override {override!r}: ~ does not delete a key; set it to null: {key.strip()[1:]}=null"
         )
     return key.strip()
 
@@ -314,7 +312,7 @@ def _extended(
     own = path.resolve()
     if own in children:
         chain = " -> ".join(str(file) for file in (*children, own))
-        raise ConfigError(f"{path}: `extends` goes in a circle: {chain}")
+        raise ConfigError(f"{path}: `extends` is circular: {chain}")
     data = read_file(path, what)
     anchor(data, path.parent)
     named = data.pop("extends", None)

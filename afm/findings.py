@@ -235,7 +235,7 @@ def _torch(imports: Imports) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "gpu", text)
     elif torch and not imports.usable:
         text = f"torch {torch} sees no GPU that it can use"
-        yield Finding(Level.ERROR, "gpu", f"{text}; look at the driver, CUDA_VISIBLE_DEVICES and permissions")
+        yield Finding(Level.ERROR, "gpu", f"{text}; check the driver, CUDA_VISIBLE_DEVICES and permissions")
 
 
 def driver_finding(supported: re.Match[str] | None, built: str | None) -> Finding:

@@ -135,7 +135,7 @@ class RowPrompts:
             )
         if not question or (not marks and _speaks_of(user, self._spec)):
             raise DataError(
-                "the user turn has another instruction than the agent, and no line Question: or Task: marks where its "
+                "the instruction in the user turn differs from the agent's, and no line Question: or Task: marks where its "
                 f"question begins; {advice}"
             )
         return question

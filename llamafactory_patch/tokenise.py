@@ -219,7 +219,7 @@ def check_layout(arguments: Arguments) -> None:
         else:
             continue
         raise ConfigError(
-            f"stage: got {stage!r}, which trains on {needed}, but by dataset_info.json {attr.dataset_name} "
+            f"stage: got {stage!r}, which trains on {needed}, but according to dataset_info.json {attr.dataset_name} "
             f"has {held}; choose another stage or data set"
         )
 

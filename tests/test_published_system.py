@@ -119,8 +119,11 @@ def test_row_109_agent_flan_is_trained_as_published() -> None:
     ("words", "message"),
     [
         (["DATA_DATA=web_agent_sft"], "DATA_DATA belongs to AFM's scripts; here: dataset=NAME"),
-        (["--learning_rate", "1e-5"], "a setting is written key=value, learning_rate=VALUE"),
-        (["--swanlab_api_key", "x"], "keys are never options; set the environment variable SWANLAB_API_KEY"),
+        (["--learning_rate", "1e-5"], "write a setting as key=value, here learning_rate=VALUE"),
+        (
+            ["--swanlab_api_key", "x"],
+            "secrets are never options; set the environment variable SWANLAB_API_KEY",
+        ),
         (["preset=scripts"], "expected script, paper or ours; did you mean 'script'"),
     ],
 )

@@ -238,7 +238,7 @@ def _start(servers: list[BackgroundServer], options: argparse.Namespace, words: 
     failed = False
     for server in servers:
         if server.alive:
-            _report(server, f"runs already, pid {server.pid}, {server.url}")
+            _report(server, f"already running, pid {server.pid}, {server.url}")
             continue
         try:
             command, port = checked_command(server.name, options.configs, words, environment)
@@ -283,19 +283,19 @@ def _each(servers: list[BackgroundServer], options: argparse.Namespace) -> int:
         if text:
             _report(server, text)
     if options.verb == "test" and not well and not ill:
-        print("error: no server runs; start one first", file=sys.stderr)
+        print("error: no server is running; start one first", file=sys.stderr)
     return 0 if not ill and (well or options.verb == "stop") else 1
 
 
 def _why_not(server: BackgroundServer, verb: str) -> str:
     """Describe a server that does not run; for a stop, delete its pid file."""
     if verb == "test":
-        return "FAILED: does not run"
+        return "FAILED: not running"
     if verb == "stop":
         server.forget()
     if server.known:
         return f"exited by itself; see {server.log}"
-    return "does not run, nothing to stop" if verb == "stop" else "stopped"
+    return "not running, nothing to stop" if verb == "stop" else "stopped"
 
 
 def _health(url: str) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ command -v ray >/dev/null || fail "ray: not found; make its environment: require
 case $command in
 head)
     ! answers "${NODE_IP:-127.0.0.1}:$PORT" ||
-        fail "port $PORT is in use here; is a head running (train/ray_cluster.sh status)? Else choose another: PORT=26379"
+        fail "port $PORT is in use here; is a head running (train/ray_cluster.sh status)? If not, choose another port: PORT=26379"
     if [[ ! -s $RAY_AUTH_TOKEN_PATH ]]; then
         mkdir -p "$(dirname "$RAY_AUTH_TOKEN_PATH")"
         (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")

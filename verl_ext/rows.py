@@ -153,7 +153,7 @@ def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
     )
     yield from _ids(rows, key)
     for name, count in rows.foreign.items():
-        text = f"{key}: {count:,} rows have agent_name={name!r}, expected {AGENT_LOOP_NAME!r}"
+        text = f"{key}: {plural(count, 'row')} with agent_name={name!r}, expected {AGENT_LOOP_NAME!r}"
         yield Finding(
             Level.ERROR, "agent", f"{text}; remove the column agent_name, or set it to {AGENT_LOOP_NAME}"
         )
@@ -183,7 +183,7 @@ def _agents(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
             text = f"{key}: {rows.by_agent[route.name].good:,} rows go to {route.name}, agent {route.declared.name!r}"
             yield Finding(Level.OK, "agents", text)
     for (source, why), count in rows.hopeless.most_common():
-        text = f"{key}: {count:,} rows of data_source {source!r} can never be solved: {why}"
+        text = f"{key}: {plural(count, 'row')} of data_source {source!r} can never be solved: {why}"
         yield Finding(Level.ERROR, "agents", f"{text}; {HOPELESS_ADVICE}")
 
 
@@ -291,7 +291,7 @@ def _ids(rows: Rows, key: str) -> Iterator[Finding]:
         text = f"{key}: {rows.unnamed:,} of {rows.good:,} rows have no {_INDEX}, so verl gives each of them 0"
         yield Finding(Level.ERROR, "ids", f"{text}; {alike}: number them, or use `afm data prepare rl`")
     if rows.repeated.count:
-        text = f"{key}: {rows.repeated.count:,} rows repeat an {_INDEX}: {rows.repeated}"
+        text = f"{key}: {plural(rows.repeated.count, 'row')} with the {_INDEX} of an earlier row: {rows.repeated}"
         yield Finding(Level.ERROR, "ids", f"{text}; {alike}: make them unique")
     elif rows.good and not rows.unnamed:
         yield Finding(Level.OK, "ids", f"{key}: every {_INDEX} is unique")

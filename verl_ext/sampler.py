@@ -17,6 +17,7 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from afm.errors import AfmError, ConfigError, EngineError, RewardError, suggestion
+from afm.terminal import plural
 from verl_ext.curriculum import QUESTION, SOLVED, running
 from verl_ext.failures import FAILURES_FILE, first_failure, write_verdict
 from verl_ext.group_guard import (
@@ -164,7 +165,7 @@ class _Guarded(ReplayBuffer):
         failed = sorted(uid for uids in self.failure_keys.values() for uid in uids)
         if failed:
             reason = first_failure(self._options.output_dir) or "see 'Error in _run_prompt' in the log"
-            raise EngineError(f"{len(failed)} prompts could not be rolled out: {reason}")
+            raise EngineError(f"{plural(len(failed), 'prompt')} could not be rolled out: {reason}")
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         if partition_id != TRAIN:

@@ -281,7 +281,7 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
             )
         if key.isupper():
             advice = f"write it before the command: {key}=VALUE afm rl ..."
-            raise UsageError(f"override '{key}=...': {key} is no setting; {advice}")
+            raise UsageError(f"override '{key}=...': {key} is not a setting; {advice}")
         if bare or key in _KEYS_OF_TRAINER:
             full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else plain
             sign = "+" * override.strip().startswith("+")

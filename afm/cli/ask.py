@@ -79,7 +79,7 @@ _PricesOption = Annotated[
     str | None,
     typer.Option(
         metavar="YAML",
-        help="Prices to show costs by, in USD per million tokens and per tool call: `{prompt: 0.5, completion: 1.5, "
+        help="Show costs at these prices, in USD per million tokens and per tool call: `{prompt: 0.5, completion: 1.5, "
         "tools: {code: 0.001}}`, or a YAML file with the key `prices` [default: no costs].",
     ),
 ]

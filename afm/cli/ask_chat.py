@@ -93,7 +93,9 @@ def open_conversation(
     turns: list[Record] = []
     if resume is not None:
         if not resume.is_file():
-            raise UsageError(f"--continue {resume}: {no_such_file(resume)}; expected one that --save wrote")
+            raise UsageError(
+                f"--continue {resume}: {no_such_file(resume)}; expected a file that --save wrote"
+            )
         turns = load_records(resume)
         if not turns:
             raise UsageError(

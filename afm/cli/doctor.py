@@ -232,7 +232,7 @@ def _summary(findings: Sequence[Finding], command: str) -> str:
     names = {"error": counts[Level.ERROR], "warning": counts[Level.WARNING]}
     found = ", ".join(plural(count, name) for name, count in names.items() if count)
     if count := counts[Level.ERROR]:
-        return f"{found}: mend the {'error' if count == 1 else 'errors'} first"
+        return f"{found}: fix the {'error' if count == 1 else 'errors'} first"
     return f"{found or 'no fault found'}; next: {command}"
 
 

@@ -202,7 +202,7 @@ def _dry_run(settings: EvalConfig) -> None:
         if settings.team is None and (tools := settings.tools_in_use(route)) is not None:
             load_tools(tools)
         load_reward(route.rewards)
-        spec, share = route.declared, f", {len(own[route.name])} tasks" if routes.by_row else ""
+        spec, share = route.declared, f", {plural(len(own[route.name]), 'task')}" if routes.by_row else ""
         bound = (
             f"team {settings.team.file}" if settings.team else f"{route.limits.max_turns} tool calls at most"
         )

@@ -154,7 +154,7 @@ def _sample(line: str, agent: str, file: Path, rewards: Path | None) -> Sample:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"no JSON: {json_fault(error)}; expected one JSON object per line. Correct the line, or remove it"
+            f"invalid JSON: {json_fault(error)}; expected one JSON object per line. Correct the line, or remove it"
         ) from None
     if not isinstance(data, dict):
         raise DataError(f"got {type(data).__name__}, expected an object")

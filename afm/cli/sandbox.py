@@ -64,7 +64,7 @@ def _text(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        text = f"{name}: byte {error.start + 1} is no UTF-8, expected text; save it as UTF-8"
+        text = f"{name}: byte {error.start + 1} is not UTF-8, expected text; save it as UTF-8"
         raise UsageError(text) from None
 
 

@@ -34,9 +34,9 @@ _TOO_MANY = 429
 _PAUSE_S = 2.0
 _READ_BYTES = 4 * MIB
 _SHOWN_CHARS = 300
-_OFFLINE_ADVICE = "Without a way to {}, or run the same command where there is one and copy the folder here; HF_HUB_OFFLINE must not be 1"
-_NO_HUB = _OFFLINE_ADVICE.format("the Hub: set HF_ENDPOINT to a mirror")
-_NO_GITHUB = _OFFLINE_ADVICE.format(f"GitHub: set {GITHUB_ENDPOINT} to a mirror of its raw files")
+_OFFLINE_ADVICE = "If this machine cannot reach {}, or run the same command on another machine and copy the folder here. HF_HUB_OFFLINE must not be 1"
+_NO_HUB = _OFFLINE_ADVICE.format("the Hub, set HF_ENDPOINT to a mirror")
+_NO_GITHUB = _OFFLINE_ADVICE.format(f"GitHub, set {GITHUB_ENDPOINT} to a mirror of its raw files")
 
 
 class RepositoryKind(StrEnum):
@@ -93,8 +93,8 @@ class Checksum:
         if not self.right:
             path.unlink(missing_ok=True)
             raise DataError(
-                f"what arrived of {self._file.repository} has checksum {self._hash.hexdigest()}, expected "
-                f"{self._file.checksum}; it was removed, run the same command again",
+                f"the file from {self._file.repository} has checksum {self._hash.hexdigest()}, expected "
+                f"{self._file.checksum}. It was removed: run the same command again",
                 path=str(path),
             )
 
@@ -186,7 +186,7 @@ def _refusal(error: Any, repository: str, kind: RepositoryKind, revision: str | 
     name = f"{kind} {repository} of {endpoint}"
     if isinstance(error, GatedRepoError):
         return (
-            f"{name}: its owner gives access on request: {_message(error)}. Ask for it on the repository's page, "
+            f"{name}: access is given on request: {_message(error)}. Request it on the repository's page, "
             "then set HF_TOKEN to a token of your account"
         )
     if isinstance(error, RepositoryNotFoundError):

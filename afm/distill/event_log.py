@@ -304,7 +304,7 @@ def read_at(file: BinaryIO, places: Iterable[int]) -> Iterator[Event]:
 
 
 def _fault(error: ValidationError, path: str | Path, line: int) -> DataError:
-    return DataError(f"no event: {explain(error)}", path=str(path), line=line)
+    return DataError(f"not an event: {explain(error)}", path=str(path), line=line)
 
 
 def explain(error: ValidationError) -> str:

@@ -298,7 +298,7 @@ def _passage(row: object, path: Path, line: int) -> SourcePassage:
     except ValueError:
         shown = str(row)[:80]
         raise DataError(
-            f'no passage: {shown!r}; expected {{"id", "contents"}} or {{"id", "title", "text"}}',
+            f'not a passage: {shown!r}; expected {{"id", "contents"}} or {{"id", "title", "text"}}',
             path=str(path),
             line=line,
         ) from None

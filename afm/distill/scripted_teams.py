@@ -349,7 +349,7 @@ class _WikiTask:
         result = await self._recorder.use(SEARCHER, self._tool, query)
         fact = find_fact(result.text, asked, name) if result.ok else None
         if fact is None:
-            self._recorder.fail(f"no passage told the {asked} of {name}: {result.text[:200]}")
+            self._recorder.fail(f"no passage gives the {asked} of {name}: {result.text[:200]}")
             return None
         return result.text, fact
 

@@ -131,7 +131,7 @@ class Benchmark:
     Attributes:
         questions: Size of the published evaluation.
         prepared: Whether `afm data prepare` makes tasks of it; what is published encrypted is read as it is.
-        choice_in: List of `afm data download` that has AFM's file, where AFM asks some of the owner's questions only.
+        choice_in: List of `afm data download` that has AFM's file, where AFM asks only some of the published questions.
         settings: ``None`` for a benchmark that AFM does not have.
         own_list: Whether the set comes in a list of its own name, with its training questions.
     """
@@ -157,7 +157,9 @@ class Benchmark:
     def missing(self, place: Path) -> DataError:
         """Return the error for missing data, with the commands that fetch it."""
         owner = (
-            "its owner" if self.choice_in is None else f"AFM, which asks {self.questions} of its questions"
+            "its publisher"
+            if self.choice_in is None
+            else f"AFM, which asks {self.questions} of its questions"
         )
         return DataError(
             f"no such file: the data of {self.name} is not shipped. Fetch it from {owner}:\n  "
@@ -216,8 +218,8 @@ MATH_16 = PublishedSettings(temperatures=(0.8, 0.6), top_p=1.0, response_tokens=
 CODE = PublishedSettings(temperatures=(0.8, 0.6), top_p=1.0, response_tokens=32768, turns=12, rounds=1)
 
 # Questions are the rows of AFM's published file (revision 8f94516) where there is one; of the other sets of questions, the rows
-# in FlashRAG and Search-R1 (arXiv 2503.09516), of TriviaQA the validation split of unfiltered.nocontext by the owner's card; of
-# CodeContests the owner's test split (AlphaCode, arXiv 2203.07814).
+# in FlashRAG and Search-R1 (arXiv 2503.09516), of TriviaQA the validation split of unfiltered.nocontext by its data set card; of
+# CodeContests the published test split (AlphaCode, arXiv 2203.07814).
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (

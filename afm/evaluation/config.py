@@ -116,7 +116,7 @@ class EvalConfig(Settings):
     data: tuple[Path, ...] = Field(min_length=1)
     """Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them."""
     reader: Annotated[str, AfterValidator(checked_reader)] | None = None
-    """Name of the row layout of the owner, for rows in another layout than ours. See docs/data.md."""
+    """Name of the reader, for rows whose layout differs from ours. See docs/data.md."""
     data_source: str | None = None
     """Data source of rows without one. It selects the reward."""
     prompt: str = "own"

@@ -208,7 +208,7 @@ def _rewards(config: EvalConfig, route: Route, tasks: Sequence[Task], report: Re
         if (why := mismatch(route.declared, name, task.ground_truth)) is not None
     )
     for (source, why), count in reasons.items():
-        text = f"{count:,} questions of data_source {source!r} can never be solved: {why}"
+        text = f"{plural(count, 'question')} of data_source {source!r} can never be solved: {why}"
         report.add(Finding(Level.ERROR, "agents", f"{text}; {HOPELESS_ADVICE}"))
     if scorers["judge"]:
         report.add(*_judge(reward, scorers["judge"] * config.rounds))

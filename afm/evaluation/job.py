@@ -63,7 +63,7 @@ def read_benchmark(
     """Stream the questions of one file.
 
     Args:
-        reader: Name of the owner's layout (see :mod:`afm.datasets.readers`), for rows in another layout than ours.
+        reader: Name of a reader (see :mod:`afm.datasets.readers`), for rows whose layout differs from ours.
         data_source: Data source of rows without one. It selects the reward.
         routes: The agents. A row is rejected if its agent does not use the prompt of the row and the question cannot be
             separated from that prompt.

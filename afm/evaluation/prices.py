@@ -155,7 +155,7 @@ def read_prices(text: str) -> Prices:
         try:
             label, data = "--prices", parse_yaml(text)
         except YAMLError as error:
-            raise UsageError(f"--prices: {text!r} is no YAML: {error}") from None
+            raise UsageError(f"--prices: {text!r} is not YAML: {error}") from None
     else:
         label, data = text, read_file(Path(text), "prices")
         if isinstance(data.get("prices"), dict):

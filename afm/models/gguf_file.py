@@ -64,7 +64,7 @@ class GgufFile:
             try:
                 return field.contents()
             except UnicodeDecodeError:
-                raise self.fault(f"{key} holds no UTF-8 text, so the file is damaged") from None
+                raise self.fault(f"{key} is not UTF-8 text, so the file is damaged") from None
         if default is None:
             raise self.fault(f"{key} is missing")
         return default

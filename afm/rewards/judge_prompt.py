@@ -222,7 +222,7 @@ class JudgeText:
             data = read_file(path, "a judge's prompt (system, user)")
             if unknown := sorted(set(data) - {"system", "user"}):
                 raise ConfigError(
-                    f"{path}: got the keys {', '.join(unknown)}, expected `user` and maybe `system`"
+                    f"{path}: got the keys {', '.join(unknown)}, expected `user` and optionally `system`"
                 )
             user, system = str(data.get("user") or ""), str(data.get("system") or "")
         else:

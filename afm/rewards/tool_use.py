@@ -218,7 +218,8 @@ class AgentH(Scorer):
         tools = item["tools"]
         invented = sorted(name for name in _called(sample) if name not in tools and (name or not tools))
         return Part(
-            float(not invented), f"calls of tools not given: {', '.join(invented)}" if invented else ""
+            float(not invented),
+            f"calls of tools that were not offered: {', '.join(invented)}" if invented else "",
         )
 
 

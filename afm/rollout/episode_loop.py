@@ -170,9 +170,7 @@ class EpisodeRun:
                 generation = await self._ask(prompt, params)
         except TimeoutError as error:
             if not timer.expired():
-                raise EngineError(
-                    "the model timed out by itself, before the episode's time was over"
-                ) from error
+                raise EngineError("the model timed out before the episode's time limit") from error
             return None
         finally:
             self._generations += 1

@@ -169,7 +169,7 @@ def heal(path: Path) -> int:
         # Zeros are what a power cut leaves.
         if partial[:1] not in (b"{", b"\0") and _row(file.readline()) is None:
             got = f"got {partial[:20]!r} in the last line, expected rows of JSON"
-            raise DataError(f"{got}; the file is left as it is, choose another", path=str(path))
+            raise DataError(f"{got}; the file was not changed, choose another", path=str(path))
         _set_aside(path, partial)
         file.truncate(begin)
     return len(partial)

@@ -186,7 +186,7 @@ def find_interpreter(settings: SandboxSettings, identity: Identity) -> Interpret
     path = shutil.which(name)
     if path is None:
         raise SandboxUnavailableError(
-            f"the sandbox's Python {name!r} {'is no program' if Path(name).exists() else 'does not exist'}; install one "
+            f"the sandbox's Python {name!r} {'is not a program' if Path(name).exists() else 'does not exist'}; install one "
             "that every user can read (apt-get install python3), or name another: --python, or `python` in a YAML"
         )
     facts = _ask(path, identity)

@@ -299,9 +299,9 @@ class McpTool:
         try:
             arguments = json.loads(text)
         except (ValueError, RecursionError) as error:
-            return f"The arguments are no JSON: {error}. Write one JSON object with the tool's parameters."
+            return f"The arguments are not JSON: {error}. Write one JSON object with the tool's parameters."
         if not isinstance(arguments, dict):
-            return "The arguments are no JSON object. Write one JSON object with the tool's parameters."
+            return "The arguments are not a JSON object. Write one JSON object with the tool's parameters."
         return arguments
 
 

@@ -43,7 +43,7 @@ def tools_text(tools: Any) -> str:
         try:
             listed = json.loads(listed)
         except ValueError as error:
-            raise DataError(f"tools: no JSON: {error}") from None
+            raise DataError(f"tools: invalid JSON: {error}") from None
     if not isinstance(listed, list) or not all(isinstance(tool, Mapping) for tool in listed):
         raise DataError(f"tools: got {str(tools)[:80]}, expected a list of objects")
     return tools if isinstance(tools, str) else json.dumps(listed, ensure_ascii=False) if listed else ""
@@ -113,7 +113,7 @@ def called_function(call: Any) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
-            raise DataError(f"tool_calls: arguments of {function['name']!r} are no JSON: {error}") from None
+            raise DataError(f"tool_calls: arguments of {function['name']!r} are not JSON: {error}") from None
     if not isinstance(arguments, Mapping):
         raise DataError(
             f"tool_calls: arguments of {function['name']!r}: got {str(arguments)[:40]!r}, expected an object"

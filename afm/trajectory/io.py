@@ -136,7 +136,7 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
         fault = line_item(bytes(first["input"]).decode("utf-8", "surrogateescape"), Path(path), 1)
         if isinstance(fault, DataError) and fault.message.endswith(_APART):
             return fault.message
-        return f"no valid JSON: {first['ctx']['error']}; expected one trajectory record a line"
+        return f"invalid JSON: {first['ctx']['error']}; expected one trajectory record per line"
     row = first["input"]
     if not first["loc"] or (first["type"] == "missing" and isinstance(row, dict) and "segments" not in row):
         shown = (
@@ -193,11 +193,9 @@ _OTHER_CONTENT = {
 }
 """Maps the first bytes of files that are not JSON text to what they are and what to do."""
 _UTF_16 = {"UTF-16": (b"\xff\xfe", b"\xfe\xff"), "UTF-16LE": (b"{\0", b"[\0"), "UTF-16BE": (b"\0{", b"\0[")}
-_OVER_LINES = (
-    "a JSON object over several lines, expected one JSON value a line; write it so: jq -c . FILE > ROWS.jsonl"
-)
+_OVER_LINES = "a JSON object over several lines, expected one JSON value per line; write it so: jq -c . FILE > ROWS.jsonl"
 _TABLE = (
-    "a table (CSV), expected one JSON object a line; questions in a file that ends in .csv are read by "
+    "a table (CSV), expected one JSON object per line; questions in a file that ends in .csv are read by "
     "afm data prepare tasks QUESTIONS.csv -o TASKS.jsonl"
 )
 _HEADER = re.compile(rb'("[^"]*"|[A-Za-z_][^{\[:"]*)[,;\t][^{\[]*\Z')
@@ -221,7 +219,7 @@ def refuse_other_content(path: Path, *, lists: bool = True) -> None:
     got = next((what for head, what in _OTHER_CONTENT.items() if line.startswith(head)), None)
     got = got or (_OVER_LINES if text == b"{" else _TABLE if _HEADER.match(text) else None)
     if got is None and text.startswith(b"[") and not lists:
-        got = f"a JSON list, expected one JSON object a line; {convert_advice(path)}"
+        got = f"a JSON list, expected one JSON object per line; {convert_advice(path)}"
     if encoding := next((name for name, heads in _UTF_16.items() if line.startswith(heads)), None):
         got = f"UTF-16, expected UTF-8; convert it: {utf8_advice(path, encoding)}"
     if got is not None:
@@ -265,7 +263,7 @@ def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
 
 
-_MEND = "; expected one JSON value a line; correct the text there, or remove the row"
+_MEND = "; expected one JSON value per line; correct the text there, or remove the row"
 _APART = "; put each on its own line"
 
 
@@ -280,7 +278,7 @@ def line_item(text: str, path: Path, line: int) -> Any:
         inside = str(error).startswith("Unterminated string") or 0 < len(text) - at < _LONGEST_WORD
         cut = "; the file ends early, inside this line" * (at > 0 and inside and not text.endswith("\n"))
         fault = json_fault(error)
-        whole = fault if fault.endswith(_APART) else f"no JSON: {fault}{cut}{_MEND}"
+        whole = fault if fault.endswith(_APART) else f"invalid JSON: {fault}{cut}{_MEND}"
         return DataError(whole, path=str(path), line=line)
 
 
@@ -289,7 +287,7 @@ def _unicode(item: Any, text: str, path: Path) -> Any:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        what = f"a byte that is no UTF-8 at character {error.start}; save the file as UTF-8"
+        what = f"a byte that is not UTF-8 at character {error.start}; save the file as UTF-8"
         raise DataError(f"{what}, for example so: {utf8_advice(path)}") from None
     if _SURROGATE_ESCAPE.search(text):
         try:
@@ -385,7 +383,7 @@ def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
             yield line, DataError(error.message, path=str(path), line=line)
         except (ValueError, RecursionError) as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else json_fault(error)
-            yield broken(f"no JSON from here on: {why}{_MEND}")
+            yield broken(f"invalid JSON from here on: {why}{_MEND}")
             return
     if not following:
         yield broken("the JSON array is never closed")

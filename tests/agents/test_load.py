@@ -140,7 +140,7 @@ def test_of_several_files_the_later_wins_and_the_file_itself_over_both(tmp_path:
 def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "one.yaml", "extends: two.yaml\n")
     path = write(tmp_path, "two.yaml", "extends: one.yaml\n")
-    assert "`extends` goes in a circle" in failure(path)
+    assert "`extends` is circular" in failure(path)
 
 
 @pytest.mark.parametrize("name", [*shipped_agents(), *map(str, REPO.glob("configs/**/agents/*.yaml"))])

@@ -45,7 +45,7 @@ def test_bad_rows_are_told_with_their_line_and_nothing_is_written(
     assert (
         f"{rows}:2: messages[0]: role: got 'robot', expected system, user, assistant or tool" in done.stderr
     )
-    assert f"{rows}:3: no JSON" in done.stderr
+    assert f"{rows}:3: invalid JSON" in done.stderr
     assert "2 rows cannot be converted, so nothing was written" in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -98,7 +98,7 @@ def test_validate_takes_any_format(afm: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--to", "openai_agents"), "it is only read"),
+        (("--to", "openai_agents"), "this format can only be read"),
         (("--to", "coa", "--atif-version", "2"), "expected 1.0 to 1.8"),
         (("--to", "coa", "--tool", "x"), "expected THEIRS=OURS"),
         (("--to", "coa", "--agent", "nobody"), "--agent nobody"),
@@ -156,7 +156,7 @@ def test_a_list_of_items_and_a_line_that_ends_early_are_named(convert: Command, 
     done = convert(file, "--from", "openai_agents", "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out")
 
     assert "this is messages: give --from messages" in done.stderr
-    assert "in.jsonl:2: no JSON: Unterminated string" in done.stderr
+    assert "in.jsonl:2: invalid JSON: Unterminated string" in done.stderr
     assert "; the file ends early, inside this line; expected" in done.stderr
 
 

@@ -90,7 +90,7 @@ def test_a_terminal_gets_a_table_that_untrusted_text_cannot_paint() -> None:
     assert "\x1b[2J" not in shown
     assert "[bold]such[/bold] folder" in shown
     assert "train one" in shown
-    assert shown.rstrip().endswith("1 error: mend the error first")
+    assert shown.rstrip().endswith("1 error: fix the error first")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_terminal_gets_a_table_that_untrusted_text_cannot_paint() -> None:
     [
         ([Level.OK], "no fault found; next: afm rl rl.yaml"),
         ([Level.WARNING] * 2, "2 warnings; next: afm rl rl.yaml"),
-        ([Level.ERROR, Level.WARNING, Level.ERROR], "2 errors, 1 warning: mend the errors first"),
+        ([Level.ERROR, Level.WARNING, Level.ERROR], "2 errors, 1 warning: fix the errors first"),
     ],
 )
 def test_the_last_line_counts_the_faults_and_says_what_is_next(

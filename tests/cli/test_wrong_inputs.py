@@ -102,7 +102,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (f"eval {EVAL}", 2, ("model: missing", "model=DIR_OR_URL")),
     (f"eval {EVAL} model=x limt=3", 2, ("override 'limt=3'", "did you mean 'limit'?")),
     (f"eval {EVAL} model=x rounds=x", 2, ("override 'rounds=x'", "got 'x'", "expected a valid integer")),
-    (f"eval {EVAL} --limit 3", 2, ("--limit: no option here", "limit=VALUE")),
+    (f"eval {EVAL} --limit 3", 2, ("--limit: not an option", "limit=VALUE")),
     (f"eval {EVAL} limit", 2, ("override 'limit'", "expected key=value")),
     (f"sft {SFT} +learning_rate=1", 2, ("no sign is needed", "write learning_rate=1")),
     (
@@ -189,12 +189,12 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("/proc/o.jsonl: no such file, and none can be written there", "choose another place"),
     ),
-    ("validate {T}/deep.jsonl", 1, ("deep.jsonl:1: no JSON from here on: nested too deeply",)),
-    ("reward {T}/deep_row.jsonl", 1, ("deep_row.jsonl:1: no JSON: nested too deeply",)),
+    ("validate {T}/deep.jsonl", 1, ("deep.jsonl:1: invalid JSON from here on: nested too deeply",)),
+    ("reward {T}/deep_row.jsonl", 1, ("deep_row.jsonl:1: invalid JSON: nested too deeply",)),
     (
         "reward {T}/rows.json",
         1,
-        ("rows.json:1: got a JSON list, expected one JSON object a line; convert", "{T}/rows.json"),
+        ("rows.json:1: got a JSON list, expected one JSON object per line; convert", "{T}/rows.json"),
     ),
     (
         "data filter {T}/rows.json -o {T}/f --no-picture",
@@ -222,7 +222,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("no key 'role' among ['sender', 'text']; write",),
     ),
-    ("validate {T}/digits.jsonl", 1, ("digits.jsonl:1: no JSON: a number with more than 4,300 digits",)),
+    ("validate {T}/digits.jsonl", 1, ("digits.jsonl:1: invalid JSON: a number with more than 4,300 digits",)),
     (f"eval {EVAL} model=m sampling.temperature=hot", 2, ("got 'hot' (str), expected a valid number",)),
     (f"eval {EVAL} model=m rounds=0", 2, ("rounds: got 0 (int), expected greater than or equal to 1",)),
     (f"sft {SFT} cutoff_len=-5", 2, ("cutoff_len: got -5, expected a whole number above 0",)),
@@ -451,7 +451,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "validate {T}/prose.jsonl",
         1,
-        ("prose.jsonl:1: no JSON", "expected one JSON value a line", "... and 9 more"),
+        ("prose.jsonl:1: invalid JSON", "expected one JSON value per line", "... and 9 more"),
     ),
     *(
         (
@@ -687,9 +687,9 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "doctor {T}/wide.yaml",
         1,
-        ("byte 1 is no UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide.yaml > {T}/wide_utf8.yaml"),
+        ("byte 1 is not UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide.yaml > {T}/wide_utf8.yaml"),
     ),
-    ("doctor {T}/latin.yaml", 1, ("byte 5 is no UTF-8", "save it as UTF-8")),
+    ("doctor {T}/latin.yaml", 1, ("byte 5 is not UTF-8", "save it as UTF-8")),
     (
         "import {T}/m.gguf -o {T}/im",
         1,
@@ -699,7 +699,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "sandbox install numpy --python {T}/good.jsonl",
         1,
-        ("good.jsonl' is no program", "name another: --python"),
+        ("good.jsonl' is not a program", "name another: --python"),
     ),
     ("init {T}/dangling", 2, ("{T}/dangling is a file; expected a new or an empty folder",)),
     ("eval {T}/none_yet", 2, ("CONFIG {T}/none_yet: is a folder",)),
@@ -725,7 +725,7 @@ SERVERS: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("this is a list of tools, expected an `afm serve code` file", "afm doctor"),
     ),
-    ("code --config {T}/wide.yaml", 1, ("byte 1 is no UTF-8; expected code server settings", "iconv")),
+    ("code --config {T}/wide.yaml", 1, ("byte 1 is not UTF-8; expected code server settings", "iconv")),
     ("code --config {T}/list.yaml", 1, ("got list, expected a mapping of code server settings",)),
     ("code --config {T}/endless.yaml", 1, ("sampling: unknown key; expected one of: finish_s",)),
     ("wiki_search", 1, ("no index; name its folder with --index",)),
@@ -852,7 +852,7 @@ def test_a_server_that_cannot_start_says_what_to_do(
         ("+seed=1", "no sign is needed to add a key; write seed=1"),
         ("+trainer.nnodes=2", "a key of verl; write +verl.trainer.nnodes=2"),
         ("++trainer.mine.x=2", "a key of verl; write +verl.trainer.mine.x=2"),
-        ("~verl.x", "a key is not deleted by a sign; set it to null: verl.x=null"),
+        ("~verl.x", "~ does not delete a key; set it to null: verl.x=null"),
         ("trainer.nnodes=2", "a key of verl; write verl.trainer.nnodes=2"),
         ("nnodes=8", "a key of verl; write verl.trainer.nnodes=8"),
         ("total_epochs=8", "a key of verl; write verl.trainer.total_epochs=8"),
@@ -865,7 +865,7 @@ def test_a_server_that_cannot_start_says_what_to_do(
         ("lora_rank=16", "unknown key; did you mean verl.actor_rollout_ref.model.lora_rank=16?"),
         (
             "WANDB_API_KEY=abc",
-            "'WANDB_API_KEY=...': WANDB_API_KEY is no setting; write it before the command",
+            "'WANDB_API_KEY=...': WANDB_API_KEY is not a setting; write it before the command",
         ),
         ("configs/rl/async/colocate.yaml", "to combine YAMLs: one with `extends: [FILE, configs/rl/async/"),
         (

@@ -84,7 +84,7 @@ def test_a_bad_row_is_named_with_file_and_line_and_counted_after_three(command, 
         (
             "rows.jsonl",
             '{"question": "1+1?", "answer": "2"}\n{"question"\n',
-            ":2: no JSON: .* at character 13",
+            ":2: invalid JSON: .* at character 13",
         ),
         ("rows.parquet", "", ":2: expected `question`"),
     ],

@@ -187,7 +187,7 @@ def test_bytes_that_are_wrong_leave_nothing_behind(hub, download, tmp_path):
     printed = download(status=1)
     assert "1 of 1 set could not be downloaded" in printed
     assert (
-        f"expected {hashlib.sha256(ROWS).hexdigest()}; it was removed, run the same command again" in printed
+        f"expected {hashlib.sha256(ROWS).hexdigest()}. It was removed: run the same command again" in printed
     )
     assert not any(name.startswith("small/rows.json") for name in files_of(tmp_path / "a folder"))
     hub.repositories["own/small"]["rows.json"] = ROWS
@@ -225,7 +225,7 @@ def test_sets_that_cannot_be_had_do_not_keep_the_others_away(hub, download, tmp_
     hub.gated = {"own/large"}
     printed = download("--all", status=1)
     assert "1 of 3 sets could not be downloaded" in printed
-    assert "its owner gives access on request" in printed
+    assert "access is given on request" in printed
     assert "set HF_TOKEN to a token of your account" in printed
     assert (tmp_path / "a folder/small/rows.json").exists()
     assert (tmp_path / "a folder/model/config.json").exists()
@@ -251,7 +251,7 @@ def test_without_a_hub_the_error_says_what_to_do(variables, hub_environment, set
     assert "Traceback" not in printed
     assert TOKEN not in printed
     assert "dataset own/small of http://127.0.0.1" in printed
-    assert "set HF_ENDPOINT to a mirror, or run the same command where there is one and copy" in printed
+    assert "set HF_ENDPOINT to a mirror, or run the same command on another machine and copy" in printed
 
 
 def test_patterns_that_match_nothing_are_an_error_that_names_what_is_there(download, sets):

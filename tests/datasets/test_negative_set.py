@@ -142,7 +142,7 @@ def test_bad_rows_stop_the_work_and_are_all_listed(tmp_path, write, sources):
 def test_an_array_that_breaks_off_is_refused_since_its_rows_cannot_be_counted(write, sources):
     given = sources([row("c0")], chat(2))
     given.general.write_text(json.dumps(chat(2))[:-9])
-    with pytest.raises(DataError, match=r"chat.jsonl:1: no JSON from here on"):
+    with pytest.raises(DataError, match=r"chat.jsonl:1: invalid JSON from here on"):
         write(given, drop_bad_rows=True)
 
 

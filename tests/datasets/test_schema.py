@@ -102,7 +102,7 @@ def test_the_question_stands_behind_the_last_mark(prompt, question):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{not json\n", "no JSON"),
+        ("{not json\n", "invalid JSON"),
         ("[1]\n", "expected a JSON object, got list"),
         ({"answer": "1"}, "expected `question`"),
         ({"question": " ", "answer": "1"}, "expected `question`"),

@@ -164,7 +164,7 @@ async def test_what_no_passage_told_is_not_made_up(tmp_path, plain, ok):
     events = await work(tmp_path / "e", ScriptedWikiTeam(plain, p_direct=NEVER), elsewhere, task)
 
     assert [kind for kind, _, _ in events][-2:] == ["tool_result", "error"]
-    assert f"no passage told the {task.extra_info['path'][0]['asks']}" in events[-1][2]
+    assert f"no passage gives the {task.extra_info['path'][0]['asks']}" in events[-1][2]
 
 
 async def distilled(path, team, count, hops=(1, 2), world=WORLD, filters=None):

@@ -70,7 +70,7 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
         (SERVED, ["model.chat=native", "agents={math: {agent: math}}"], "model.chat=tags where rows choose"),
         (SERVED, ["model.request.seed=null"], "no `request` without `chat`"),
         ("extend: web.yaml\n", [], r"extend: unknown key; did you mean 'extends'\?"),
-        ("extends: eval.yaml\n", [], "goes in a circle"),
+        ("extends: eval.yaml\n", [], "is circular"),
     ],
 )
 def test_what_is_wrong_is_named(config_of, text, words, message) -> None:

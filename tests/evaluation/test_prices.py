@@ -88,7 +88,7 @@ def test_the_judges_price_comes_from_the_rewards(tmp_path) -> None:
     ("text", "message"),
     [
         ("{prompt: 1}", "--prices: completion: missing, but required"),
-        ("{prompt: 1", r"--prices: '\{prompt: 1' is no YAML"),
+        ("{prompt: 1", r"--prices: '\{prompt: 1' is not YAML"),
         *((f"{{prompt: {price}, completion: 1}}", "--prices: ") for price in (".inf", "1e300", ".nan", "-1")),
         ("{prompt: 1, completion: 1, tools: {code: 1e300}}", "--prices: "),
     ],

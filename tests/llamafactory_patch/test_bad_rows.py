@@ -27,7 +27,7 @@ LINES = [
     json.dumps({"instruction": "Last?", "output": SAID, "system": "Be brief."}),
 ]
 REASONS = {
-    2: "no JSON: Expecting value",
+    2: "invalid JSON: Expecting value",
     4: "<observation> opened at character 0 is never closed",
     5: "no key 'output' among",
     6: "output: got int, expected a text",
@@ -57,7 +57,7 @@ def test_bad_rows_stop_the_training_and_all_are_listed(pipeline, folder, tiny):
     with pytest.raises(DataError) as caught:
         pipeline(tiny, folder, cutoff_len=100)
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith(f"{folder}/rows.jsonl:2: no JSON")
+    assert lines[0].startswith(f"{folder}/rows.jsonl:2: invalid JSON")
     assert len(lines) == 11, "each is of a kind of its own"
     assert sorted(listed(folder)) == [2, 4, 5, 6, 7, 8, *range(10, 15)]
 
@@ -77,7 +77,7 @@ def test_dropped_rows_are_listed_and_the_others_trained_on(pipeline, folder, tin
 def test_a_broken_array_is_refused_since_its_rows_cannot_be_counted(pipeline, data_dir, tiny):
     folder = data_dir([])
     (folder / "rows.json").write_text(f"[\n{json.dumps(GOOD)},\n{{,\n{json.dumps(GOOD)}\n]\n")
-    with pytest.raises(DataError, match=r"rows.json:3: no JSON from here on"):
+    with pytest.raises(DataError, match=r"rows.json:3: invalid JSON from here on"):
         pipeline(tiny, folder, on_bad_rows="drop")
 
 
@@ -119,7 +119,7 @@ def test_histories_and_tools_of_another_form_are_named(pipeline, data_dir, tiny)
         ({"history": {"a": "b"}}, f"history: got {{'a': 'b'}}, {pairs}"),
         ({"history": ["ab", "cd"]}, f"history: got ab, {pairs}"),
         ({"history": [["a", None]]}, f"history: got ['a', None], {pairs}"),
-        ({"tools": "not JSON"}, "tools: no JSON: Expecting value: line 1 column 1 (char 0)"),
+        ({"tools": "not JSON"}, "tools: invalid JSON: Expecting value: line 1 column 1 (char 0)"),
         ({"tools": {"name": "w"}}, "tools: got {'name': 'w'}, expected a list of objects"),
     ]
     good = {**GOOD, "history": [["a", "b"]], "tools": "[]"}

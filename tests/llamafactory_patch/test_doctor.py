@@ -121,7 +121,7 @@ GOOD = '{"instruction": "q", "input": "", "output": "a"}'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f'[{GOOD},\n{{"instr', ":2: no JSON from here on"),
+        (f'[{GOOD},\n{{"instr', ":2: invalid JSON from here on"),
         (f'[{GOOD},\n{{"instruction": "q", "input": "", "output": "<observation>a"}}]', "never closed"),
     ],
 )

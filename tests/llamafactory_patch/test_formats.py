@@ -206,10 +206,10 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
     rows = [{"messages": [*conversation()[:at], one, *conversation()[at + 1 :]]} for at, one in changes]
     rows += [{"messages": conversation(), "tools": one} for one in tools]
     folder = data_dir(rows, formatting="openai_messages")
-    with pytest.raises(DataError, match="arguments of 'w' are no JSON"):
+    with pytest.raises(DataError, match="arguments of 'w' are not JSON"):
         pipeline(tiny, folder)
     faults = [row["reason"] for row in bad_rows(folder)]
-    assert faults[0].startswith("messages[2]: tool_calls: arguments of 'w' are no JSON")
+    assert faults[0].startswith("messages[2]: tool_calls: arguments of 'w' are not JSON")
     assert faults[1:] == [
         "messages: the last message is 'tool''s, expected the assistant's",
         "messages[1]: role: got 'robot', expected one of system, developer, user, assistant, tool",
@@ -220,7 +220,7 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
         "messages[4]: reasoning_content: got int, expected a text",
         "messages[4]: reasoning_content: the content also contains '<think>', with which the template marks thoughts",
         "tools: got 5, expected a list of objects",
-        "tools: no JSON: Expecting value: line 1 column 2 (char 1)",
+        "tools: invalid JSON: Expecting value: line 1 column 2 (char 1)",
     ]
 
 

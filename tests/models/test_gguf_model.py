@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_a_model_is_one_error(tokenizer, tmp_path):
         "half": r"contents do not fit its [\d,]+ bytes, so it is damaged or cut off; download or convert it again",
         "text": "it begins with b'no model', expected b'GGUF'; download or convert it again",
         "version": "not a readable GGUF file: version 99, expected 2 or 3; download",
-        "letters": "general.architecture holds no UTF-8 text, so the file is damaged",
+        "letters": "general.architecture is not UTF-8 text, so the file is damaged",
         "types": "its parts do not fit together, so it may be damaged",
         "blocks": "block_count is 9, but it holds 2 blocks",
         "gemma": "architecture 'gemma2', expected llama, qwen2, qwen3",

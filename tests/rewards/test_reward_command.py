@@ -59,7 +59,7 @@ def test_a_row_may_name_its_agent(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (row("204", agent=["math"]), "agent: got ['math'] (list), expected a valid string"),
-        ("{", "no JSON"),
+        ("{", "invalid JSON"),
         ("[1]", "got list, expected an object"),
         (
             '{"data_source": "aime24", "response": "x"}',

@@ -50,7 +50,7 @@ def test_whatever_is_torn_is_set_aside_with_what_earlier_kills_left(tmp_path: Pa
 def test_the_last_line_of_another_file_is_left_where_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    with pytest.raises(DataError, match="expected rows of JSON; the file is left as it is, choose another"):
+    with pytest.raises(DataError, match="expected rows of JSON; the file was not changed, choose another"):
         Journal(path).__enter__()
     assert path.read_bytes() == content
     assert [*tmp_path.iterdir()] == [path]

@@ -50,7 +50,7 @@ def test_bytes_that_are_no_text_are_refused_and_never_replaced(tmp_path: Path) -
     ):
         done = RUNNER.invoke(app, words, input=program)
         assert isinstance(done.exception, UsageError)
-        assert "is no UTF-8, expected text; save it as UTF-8" in str(done.exception)
+        assert "is not UTF-8, expected text; save it as UTF-8" in str(done.exception)
 
 
 def test_a_closed_standard_input_holds_no_program() -> None:

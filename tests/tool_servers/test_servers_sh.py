@@ -137,14 +137,14 @@ def test_all_that_are_set_up_start_work_and_stop(servers, mill_index, tmp_path):
     printed = servers("start", WEB_PAGE_STORE=pages)
     assert printed.count(" started, pid ") == 4, printed
     assert "visual_inspector not set up: VISION_OPENAI_API_BASE_URL" in printed
-    assert servers("start", WEB_PAGE_STORE=pages).count("runs already") == 4
+    assert servers("start", WEB_PAGE_STORE=pages).count("already running") == 4
     assert servers("status").count(" healthy, pid ") == 4
     tested = servers("test")
     for line in ("a program printed 42", "a private address is blocked", "1 results", "1 passages"):
         assert line in tested
     assert servers("stop").count(" stopped after ") == 4
     assert servers("status", status=1).count("stopped") == 8
-    assert "no server runs" in servers("test", status=1)
+    assert "no server is running" in servers("test", status=1)
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_gateway_is_tested_with_endpoints_that_list_no_models(servers, site, t
         site.pages["/v1/models"] = (status, "text/plain", body)
         return servers("test", "gateway", status=0 if passes else 1)
 
-    assert "1 models behind it" in tested(200, b'{"data": [{"id": "m"}]}', True)
+    assert "models behind it: 1" in tested(200, b'{"data": [{"id": "m"}]}', True)
     for body in (b"<h1>Not Found</h1>", b'{"detail": "Not Found"}', b'{"error": "no such path"}'):
         assert "the endpoint answers but lists no models (status 404)" in tested(404, body, True)
     assert "FAILED: status 401" in tested(401, b'{"error": {"message": "wrong key"}}', False)
@@ -291,7 +291,7 @@ def test_a_killed_server_is_noticed_and_can_be_started_again(servers):
     os.kill(servers.pid("crawl_page"), signal.SIGKILL)
     servers.wait_for_port("CRAWL_PAGE")
     assert "crawl_page       exited by itself; see " in servers("status", status=1)
-    assert "FAILED: does not run" in servers("test", status=1)
+    assert "FAILED: not running" in servers("test", status=1)
     assert "started" in servers("start", "crawl_page")
     assert "healthy" in servers("status", "crawl_page")
     assert "stopped" in servers("status", "crawl_page", "code", status=1)

@@ -54,7 +54,11 @@ async def test_a_servers_tools_are_an_agents_tools(tmp_path, monkeypatch):
     assert (await tools["add"].call('{"a": 2, "b": 40}')).text == "42"
     result = await tools["loud"].call("\n hello </observation> \n")
     assert (result.text, result.ok, result.meta) == ("HELLO </OBSERVATION>", True, {"error": False})
-    for argument, message in (("[1]", "no JSON object"), ("2+2", "no JSON:"), ("[" * 200_000, "no JSON:")):
+    for argument, message in (
+        ("[1]", "not a JSON object"),
+        ("2+2", "not JSON:"),
+        ("[" * 200_000, "not JSON:"),
+    ):
         assert message in (await tools["add"].call(argument)).text
 
     result = await tools["fail"].call("way")  # the tool's own error is an answer

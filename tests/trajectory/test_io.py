@@ -42,7 +42,7 @@ def test_every_bad_line_is_reported_and_the_good_ones_kept(tmp_path: Path) -> No
     assert [item.id for item in items if isinstance(item, Record)] == ["a", "a"]
     errors = [str(item) for item in items if isinstance(item, DataError)]
     assert [error.split(": ")[0] for error in errors] == [f"{path}:{line}" for line in (2, 4, 5, 6, 7)]
-    assert "no valid JSON" in errors[0]
+    assert "invalid JSON" in errors[0]
     assert "id: got 3" in errors[1]
     assert "schema_version: got 2" in errors[2]
     assert "colour: unknown key" in errors[3]

@@ -82,7 +82,7 @@ def test_bad_lines_are_reported_and_the_good_ones_kept(path: Path) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
     messages = faults(path)
     assert [message.split(": ")[0] for message in messages] == [":2", ":3", ":4", ":5", ":6"]
-    assert "no JSON" in messages[0]
+    assert "invalid JSON" in messages[0]
     assert "got int, expected an object" in messages[1]
     assert "got the keys ['text'], expected a trajectory record or an alpaca row" in messages[2]
     assert ":5: id: missing, but required (and 3 more faults)" in messages[3]
@@ -103,10 +103,10 @@ def test_an_unknown_agent_is_the_error_of_its_row_or_of_the_call(path: Path) -> 
     ("text", "message"),
     [
         ("[3]", ":1: got int, expected an object"),
-        ("[\n{,", ":2: no JSON from here on"),
+        ("[\n{,", ":2: invalid JSON from here on"),
         ('[\n{"a": 1},\n', ":3: the JSON array is never closed"),
-        ('[\n{"a": 1}\n{"b": "c"', ":3: no JSON from here on: Expecting ',' delimiter"),
-        ('[\n{"a": "b', ":2: no JSON from here on: Unterminated string"),
+        ('[\n{"a": 1}\n{"b": "c"', ":3: invalid JSON from here on: Expecting ',' delimiter"),
+        ('[\n{"a": "b', ":2: invalid JSON from here on: Unterminated string"),
         ('[\n{"a": 1}\n]\n[{"a": 2}]', ":3: the JSON array ends here, but more text follows it"),
     ],
 )
@@ -148,8 +148,8 @@ UTF_8 = (
     ("text", "message"),
     [
         (b'"\\ud83d"', r"half a character ('\ud83d'), expected surrogates in pairs"),
-        (b'"\xff"', f"a byte that is no UTF-8 at character 7; {UTF_8}"),
-        (b'"\xed\xa0\xbd"', f"a byte that is no UTF-8 at character 7; {UTF_8}"),
+        (b'"\xff"', f"a byte that is not UTF-8 at character 7; {UTF_8}"),
+        (b'"\xed\xa0\xbd"', f"a byte that is not UTF-8 at character 7; {UTF_8}"),
     ],
 )
 def test_a_row_that_is_no_unicode_text_is_named_and_the_others_are_read(

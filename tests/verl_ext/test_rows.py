@@ -73,9 +73,9 @@ OTHER_PROMPT = load_agent("mhqa").prompt_messages("1 + 1?")
     ("rows", "level", "text"),
     [
         ([row("7"), row("8"), row("7")], Level.ERROR,
-         "1 rows repeat an extra_info.index: rows.parquet:3 has '7' of rows.parquet:1"),
+         "1 row with the extra_info.index of an earlier row: rows.parquet:3 has '7' of rows.parquet:1"),
         ([row(None), row(None)], Level.ERROR, "2 of 2 rows have no extra_info.index, so verl gives each of them 0"),
-        ([row("1", agent_name="tool_agent")], Level.ERROR, "1 rows have agent_name='tool_agent', expected"),
+        ([row("1", agent_name="tool_agent")], Level.ERROR, "1 row with agent_name='tool_agent', expected"),
         ([row("1"), row("2", prompt=OTHER_PROMPT)], Level.WARNING,
          "1 of 2 rows have a different prompt than agent 'math'; the agent's prompt is used"),
         ([row("1"), row("2") | {"reward_model": {"ground_truth": None}}], Level.ERROR,
@@ -140,7 +140,7 @@ def test_gold_that_its_reward_cannot_use_is_named(
 ) -> None:
     rows = row("1", source=source, reward_model={"ground_truth": gold})
     message = (
-        f"train_files: 1 rows of data_source {source!r} can never be solved: {why}; list them in `agents` for an "
+        f"train_files: 1 row of data_source {source!r} can never be solved: {why}; list them in `agents` for an "
         "agent that can, or correct their data_source"
     )
     assert errors(found(rows, agents=MIXED)) == ([message] if why else [])
@@ -149,7 +149,7 @@ def test_gold_that_its_reward_cannot_use_is_named(
 def test_a_row_that_no_agent_takes_is_an_error_before_a_run(found: Any, tmp_path: Path) -> None:
     other = row("3", source="olympiadbench", ability="math")
     [text] = errors(found(row("1", source="codeforces", ability=None), row("2"), other, agents=MIXED))
-    message = "no entry of `agents` takes rows of data_source 'olympiadbench' and ability 'math' (1 rows)"
+    message = "no entry of `agents` takes rows of data_source 'olympiadbench' and ability 'math' (1 row)"
     assert text.startswith(f"train_files: {message}; list it in data_sources of one of code, math")
     file = str(tmp_path / "rows.parquet")
     settings = RlSettings(agent="math", model="m", output_dir=tmp_path, train_files=(file,), val_files=(file,), agents=MIXED)  # fmt: skip

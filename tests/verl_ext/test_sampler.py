@@ -308,7 +308,7 @@ def test_an_episode_that_failed_ends_the_run_with_its_reason(put: Any, tmp_path:
     (tmp_path / "failures.jsonl").write_text(json.dumps(row) + "\n")
     put("a", 1, 0, 1)
     put("b", 1, status="failure")
-    with pytest.raises(EngineError, match="1 prompts could not be rolled out: EngineError: server died"):
+    with pytest.raises(EngineError, match="1 prompt could not be rolled out: EngineError: server died"):
         sampler(tmp_path).sample(1, "train", 2)
 
 

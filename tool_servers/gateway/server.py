@@ -313,7 +313,7 @@ def open_app(launch: Launch) -> ServedApp:
 def trial(client: httpx.Client) -> str:
     """List the models. An endpoint without such a list passes too."""
     try:
-        return f"{len(client.get('/v1/models').raise_for_status().json()['data'])} models behind it"
+        return f"models behind it: {len(client.get('/v1/models').raise_for_status().json()['data'])}"
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         if status not in (404, 405, 501):

@@ -147,7 +147,7 @@ def check_exposure(host: str, token: str | None, variable: str) -> None:
     """
     if re.search(r"/|^[^:]*:\d*$", host):
         raise ConfigError(
-            f"host {host!r}: expected a name or an address alone, for example 127.0.0.1; --port is apart"
+            f"host {host!r}: expected a name or an address alone, for example 127.0.0.1; the port goes into --port"
         )
     if is_loopback(host) or len(token or "") >= MIN_TOKEN:
         return

@@ -318,9 +318,9 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {described(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; run the same command again to continue", file=sys.stderr)
+        print("stopped; run the same command again to resume", file=sys.stderr)
         return 130
-    view.line(f"{plan.folder}: {manifest.passages:,} passages, {manifest.bytes / 2**20:,.0f} MiB")
+    view.line(f"{plan.folder}: {manifest.passages:,} passages, {_gib(manifest.bytes)}")
     return 0
 
 

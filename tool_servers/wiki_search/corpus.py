@@ -134,14 +134,16 @@ def _skip(file: IO[bytes], count: int) -> None:
         count -= len(piece)
 
 
-EXPECTED = 'expected one object a line: {"id": "1", "contents": "TITLE and text"}, or with `title` and `text`'
+EXPECTED = (
+    'expected one object per line: {"id": "1", "contents": "TITLE and text"}, or with `title` and `text`'
+)
 
 
 def _passage(raw: bytes, path: Path, number: int) -> CorpusPassage:
     try:
         row = json.loads(raw.removeprefix(BOM_UTF8 if number == 1 else b"").decode("utf-8"))
     except UnicodeDecodeError as error:
-        why = f"byte {error.start + 1} of the line is no UTF-8, expected one JSON object a line in UTF-8"
+        why = f"byte {error.start + 1} of the line is not UTF-8, expected one JSON object per line in UTF-8"
         raise DataError(f"not JSON: {why}", path=str(path), line=number) from None
     except (ValueError, RecursionError) as error:
         why = f"{json_fault(error)}; {EXPECTED}"

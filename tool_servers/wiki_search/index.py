@@ -131,9 +131,7 @@ def checked_manifest(folder: Path, *, whole: bool = False) -> IndexManifest:
             )
         same = facts_of(path) == facts if whole else _edges(path) == facts.edges
         if not same:
-            raise DataError(
-                "its content differs from the one that was built; build the index again", path=str(path)
-            )
+            raise DataError("its content differs from what was built; build the index again", path=str(path))
     return manifest
 
 

@@ -86,7 +86,7 @@ class ComplexityFilter(Rule):
         if len(called) < self.settings.min_calls:
             return f"{len(called)} tool interactions, expected at least {self.settings.min_calls}"
         if len(set(called)) < self.settings.min_tools:
-            return f"calls {', '.join(sorted(set(called)))} alone, expected at least {self.settings.min_tools} tools"
+            return f"calls only {', '.join(sorted(set(called)))}, expected at least {self.settings.min_tools} tools"
         return ""
 
 
@@ -109,7 +109,7 @@ class LengthSettings(Settings):
         if (self.max_tokens is None) != (self.tokenizer is None):
             raise ValueError("`max_tokens` and `tokenizer` belong together; give both or neither")
         if self.min_hops is not None and self.max_hops is not None and self.min_hops > self.max_hops:
-            raise ValueError(f"min_hops {self.min_hops} above max_hops {self.max_hops}")
+            raise ValueError(f"min_hops {self.min_hops} is above max_hops {self.max_hops}")
         return self
 
 

@@ -148,7 +148,7 @@ class TeacherSettings(Settings):
         """Reject unknown names, and a budget in US dollars without prices."""
         if self.budget.file is not None:
             raise ValueError(
-                "budget.file: not for a team, whose budget counts by the events in the run's folder"
+                "budget.file: not supported for a team; its budget is counted from the events in the run's folder"
             )
         for name, model in self.models.items():
             if model.endpoint not in self.endpoints:

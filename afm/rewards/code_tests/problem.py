@@ -100,7 +100,7 @@ def read_problem(ground_truth: Any, extra_info: Mapping[str, Any] | None = None)
         data = {**data, **_mapping(_loaded(data["input_output"]), "input_output")}
     if _is_list(data):
         if any(isinstance(item, str) and is_literal(item) for item in data):
-            raise DataError(f"the ground truth: a list of results, expected tests: {_KNOWN}")
+            raise DataError(f"the ground truth is a list of results, expected tests: {_KNOWN}")
         data = {"test_list": data} if all(isinstance(item, str) for item in data) else {"cases": data}
     problem = _Reader(_mapping(data, "the ground truth"), dict(extra_info or {})).read()
     if not (problem.printing or problem.calling or problem.tests):
@@ -142,7 +142,7 @@ class _Reader:
 
     def _pairs(self, inputs: Sequence[Any], outputs: Sequence[Any], function: str | None) -> None:
         if len(inputs) != len(outputs) and not (inputs and not outputs and self._has_checker()):
-            raise DataError(f"the row has {len(inputs)} inputs and {len(outputs)} outputs, expected as many")
+            raise DataError(f"got {len(inputs)} inputs and {len(outputs)} outputs, expected equal numbers")
         for number, value in enumerate(inputs):
             expected = outputs[number] if outputs else None
             if function is not None:
@@ -162,7 +162,7 @@ class _Reader:
         if case.get("testtype") != "functional":
             self._pairs([case["input"]], [case["output"]] if "output" in case else [], None)
         elif function is None:
-            raise DataError("functional test cases, and no function named; expected metadata.func_name")
+            raise DataError("functional test cases without a function name; expected metadata.func_name")
         else:
             self.calling.append(CallCase(_arguments(case["input"]), _value(case["output"])))
 
@@ -302,7 +302,7 @@ def pickled_string(data: bytes) -> str:
                     f"packed tests: the pickle has opcode {opcode.name}, expected one string and no more"
                 )
     except (ValueError, IndexError, UnicodeDecodeError) as error:
-        raise DataError(f"packed tests: no pickle ({error})") from None
+        raise DataError(f"packed tests: not a pickle ({error})") from None
     if len(texts) != 1:
         raise DataError(f"packed tests: the pickle has {len(texts)} strings, expected one")
     return texts[0]
@@ -378,7 +378,7 @@ def _next_step(path: Path) -> str:
     if path.is_dir() and any(path.glob("*.pkl")):
         return (
             "got AFM's .pkl files, which are not read, because loading a pickle runs its code. Make a folder of the "
-            f"owner's rows instead: {fetch}"
+            f"published rows instead: {fetch}"
         )
     return f"expected a .jsonl file or a folder of them: {fetch}"
 

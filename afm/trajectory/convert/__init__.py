@@ -74,7 +74,7 @@ def convert_file(
         UsageError: The format cannot be written.
     """
     if not write_as.writable:
-        raise UsageError(f"--to {write_as.name}: it is only read")
+        raise UsageError(f"--to {write_as.name}: this format can only be read")
     bad: list[DataError] = []
     lost: Counter[str] = Counter()
     refused: list[str] = []

@@ -53,7 +53,7 @@ def _parse(row: Any) -> Dialogue:
         **reader.spent(row.get("final_metrics")),
         **({"kept": False, "reason": f"atif: {reader.unclear}"} if reader.unclear else {}),
     }
-    return reader.dialogue("steps: none is the user's", facts)
+    return reader.dialogue("steps: expected a step of the user", facts)
 
 
 def _show(dialogue: Dialogue, record: Record, context: Context) -> dict[str, Any]:

@@ -151,8 +151,8 @@ def second_question(text: str) -> DataError:
     """Return the error for a conversation in which the user asks again."""
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return DataError(
-        f"got a second message of the user, {shown!r}, that answers no tool call; expected one question a row, as a trajectory has. "
-        "Make a row of each question, with what was said before it in its text (a tool's result: put it behind its call)"
+        f"got a second message of the user, {shown!r}, that answers no tool call; expected one question per row, as in a trajectory. "
+        "Make one row per question, and put the earlier messages into its text. Put the result of a tool directly after its call"
     )
 
 

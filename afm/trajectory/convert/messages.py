@@ -237,7 +237,7 @@ def _openai_message(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
     try:
         calls = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"conversations[{number}]: a function_call that is no JSON: {error}") from None
+        raise DataError(f"conversations[{number}]: a function_call that is not JSON: {error}") from None
     listed = calls if isinstance(calls, list) else [calls]
     return {"role": "assistant", "content": "", "tool_calls": [{"function": call} for call in listed]}
 

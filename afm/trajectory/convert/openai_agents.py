@@ -19,7 +19,7 @@ from afm.trajectory.convert.dialogue import AgentTurn, Dialogue, Use, Walk, seco
 from afm.trajectory.record import Cost, StopReason
 
 _NO_WORDS = (
-    "`response` spans hold no words. Write `json.dumps(result.to_input_list())` of each run to a line, and convert that file "
+    "`response` spans hold no text. Write `json.dumps(result.to_input_list())` of each run to a line, and convert that file "
     "with --from messages; or let your trace processor add `input` and `response` to the span_data"
 )
 
@@ -153,7 +153,7 @@ class _SpanWalk(Walk):
         if before:
             raise DataError(
                 f"the first generation was sent earlier messages of the assistant and its tools ({len(before)}), which no span holds; "
-                "expected a question alone. Make a row of each question, with what was said before it in its text"
+                "expected only a question. Make one row per question, and put the earlier messages into its text"
             )
         self._asked, self.question = asked, "\n\n".join(asked) or None
 

@@ -50,7 +50,7 @@ def test_calls_of_one_tool_alone_are_no_cooperation(wiki, row):
 
     assert stage.apply(work(*["web_search"] * 4, "crawl_page")).kept
     alone = stage.apply(work(*["web_search"] * 6))
-    assert alone.reason == "complexity: calls web_search alone, expected at least 2 tools"
+    assert alone.reason == "complexity: calls only web_search, expected at least 2 tools"
     assert stage.apply(work("web_search", "crawl_page")).reason.startswith("complexity: 2 tool interactions")
     with pytest.raises(ConfigError, match=r"min_tools: got 2, agent 'wiki' has 1 \(wiki_search\)"):
         ComplexityFilter(wiki, ComplexitySettings(min_tools=2))

@@ -176,7 +176,7 @@ def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
     [bad] = map(json.loads, (tmp_path / "2/unreadable.jsonl").read_text().splitlines())
     assert (bad["line"], bad["text"], bad["path"]) == (4, "no record", str(packed))
-    assert "no valid JSON" in bad["error"]
+    assert "invalid JSON" in bad["error"]
 
 
 def test_a_finished_run_is_not_run_again(rows, wiki, tmp_path):

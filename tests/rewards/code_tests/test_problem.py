@@ -97,7 +97,7 @@ def test_a_checker_needs_no_outputs() -> None:
         ({"question_id": "x"}, r"it has \['question_id'\]; expected one of: stdin"),
         ({"stdin": ["1"], "expected_output": []}, "1 inputs and 0 outputs"),
         ([{"input": "1"}], r"a test case has \['input'\], expected input and output"),
-        ([{"input": "1", "output": "1", "testtype": "functional"}], "no function named"),
+        ([{"input": "1", "output": "1", "testtype": "functional"}], "without a function name"),
         ({"inputs": ["1", "2"], "outputs": ["1", None]}, "the output of a test case is null"),
         ([{"input": "1", "output": None}], "the output of a test case is null"),
         ({"private_test_cases": "rubbish!"}, "neither base64 nor zlib"),

@@ -358,7 +358,7 @@ async def test_every_check_is_counted_in_evaluation(evaluation: CodeTests) -> No
     ("tests", "words"),
     [
         ("def check(f): pass", "the tests never call the program"),
-        ("assert (", "the tests are no Python"),
+        ("assert (", "the tests are not valid Python"),
         ("assert f(lambda x: x) == 1", "the tests pass an object of type 'function' to 'f'"),
         ("import os\nos._exit(3)", "the test program ended with error"),
     ],

@@ -604,7 +604,7 @@ def test_bad_lines_of_a_log_stop_the_merge_or_cost_only_the_attempts_that_miss_t
     words += ["--map", str(ROOT / "configs/teams/openai_tools.yaml")]
 
     refused = afm(*words, status=1).stderr
-    assert f"{log}:{numbers[0]}: no event: " in refused
+    assert f"{log}:{numbers[0]}: not an event: " in refused
     assert "--on-bad-rows drop" in refused
     assert not (out / "trajectories.jsonl").exists()
 

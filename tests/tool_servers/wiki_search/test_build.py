@@ -151,7 +151,7 @@ def test_files_of_two_builds_do_not_mix(copy, tmp_path):
     size = (copy / "passages.jsonl").stat().st_size
     source = (other / "passages.jsonl").read_bytes()
     (copy / "passages.jsonl").write_bytes(source[:size].ljust(size, b"\n"))
-    with pytest.raises(DataError, match="differs from the one that was built"):
+    with pytest.raises(DataError, match="differs from what was built"):
         open_index(copy)
 
 
@@ -176,9 +176,9 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
         ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', "c.jsonl:2: contents: got None"),
         (
             "[1]\n",
-            'c.jsonl:1: got a list; expected one object a line: {"id": "1", "contents": "TITLE and text"}',
+            'c.jsonl:1: got a list; expected one object per line: {"id": "1", "contents": "TITLE and text"}',
         ),
-        ('{"text": "a"}\n', "c.jsonl:1: got an object with text; expected one object a line"),
+        ('{"text": "a"}\n', "c.jsonl:1: got an object with text; expected one object per line"),
         (
             '{"id": "1", "contents"',
             "c.jsonl:1: not JSON: Expecting ':' delimiter at character 23; expected one",
@@ -200,8 +200,8 @@ def test_bad_corpora_are_refused_with_file_and_line(tmp_path, text, message):
             "got UTF-16, expected UTF-8; convert it: iconv",
         ),
         (b"\x1f\x8b\x08\x00", "got a file packed with gzip"),
-        (b"id,contents\n1,two words\n", "got a table (CSV), expected one JSON object a line"),
-        (b'{"id": "1", "contents": "Gr\xfc\xdfe"}\n', "not JSON: byte 28 of the line is no UTF-8"),
+        (b"id,contents\n1,two words\n", "got a table (CSV), expected one JSON object per line"),
+        (b'{"id": "1", "contents": "Gr\xfc\xdfe"}\n', "not JSON: byte 28 of the line is not UTF-8"),
     ],
     ids=["utf-16", "gzip", "csv", "latin-1"],
 )

@@ -191,7 +191,7 @@ def test_money_stands_in_the_final_metrics_and_comes_back():
         ({"step_id": 2}, r"steps\[0\]: step_id: got 2, expected 1"),
         ({"source": "tool"}, r"steps\[0\]: source: got 'tool'"),
         ({"timestamp": "noon"}, r"steps\[0\]: timestamp: got 'noon', expected ISO 8601"),
-        ({"source": "agent"}, "none is the user's"),
+        ({"source": "agent"}, "expected a step of the user"),
     ],
 )
 def test_a_row_that_their_models_refuse_or_that_is_no_conversation_is_refused(change, message):

@@ -170,9 +170,9 @@ def test_the_spans_of_a_trace_become_one_trajectory_wherever_they_stand(tmp_path
 
 def test_a_trace_whose_words_were_not_exported_is_refused():
     spans = [{"object": "trace.span", "trace_id": "t", "span_data": {"type": "response", "response_id": "r"}}]
-    with pytest.raises(DataError, match="span 0: `response` spans hold no words"):
+    with pytest.raises(DataError, match="span 0: `response` spans hold no text"):
         read("openai_agents", spans)
-    with pytest.raises(DataError, match="span r: `response` spans hold no words"):
+    with pytest.raises(DataError, match="span r: `response` spans hold no text"):
         read("openai_agents", [*SPANS, span(4, {"type": "response", "response_id": "r"}, id="r")])
     failed = span(0, {"type": "response", "response_id": None}, error={"message": "timeout"})
     assert read("openai_agents", [failed, *SPANS]).record.text == TEXT
@@ -256,7 +256,7 @@ GIVES_UP = {"name": "Finish", "arguments": '{"return_type": "give_up_and_restart
     [
         (3, {"name": "browse"}, r"messages\[3\]: name: got 'browse', expected that of an earlier call"),
         (4, {"function_call": GIVES_UP}, r"messages\[4\]: Finish: got .*give_up_.*; the run gave up"),
-        (2, {"function_call": FUNCTION | {"arguments": "{"}}, r"messages\[2\]: .* are no JSON"),
+        (2, {"function_call": FUNCTION | {"arguments": "{"}}, r"messages\[2\]: .* are not JSON"),
         (2, {"function_call": "wiki_search"}, r"messages\[2\]: tool_calls: got .*wiki_search"),
     ],
 )
@@ -276,7 +276,7 @@ ONE_CALL = [
 def test_a_trace_in_which_the_user_asks_again_is_refused():
     spoken = [*asked("When?"), *turns((ASSISTANT, "1702")), *asked("And who?")]
     again = [generation(7, spoken, "Look.", "who"), looked_up(8, "who", "Ann"), generation(9, [], "Ann")]
-    second = r"span 3: got a second message of the user, 'And who\?', .*one question a row"
+    second = r"span 3: got a second message of the user, 'And who\?', .*one question per row"
     with pytest.raises(DataError, match=second):
         read("openai_agents", [*ONE_CALL, *again])
     assert read("openai_agents", ONE_CALL).record.text == f"{LOOKED_UP}<answer>1702</answer>"
@@ -579,7 +579,7 @@ def test_words_and_reasoning_of_turns_in_a_row_are_one_thought():
 def test_brackets_that_open_for_ever_are_a_bad_call_or_the_text_of_an_action():
     endless = "[" * 100_000
     calls = turns(("human", "q?"), ("function_call", endless), role="from", words="value")
-    with pytest.raises(DataError, match="no JSON"):
+    with pytest.raises(DataError, match="a function_call that is not JSON"):
         read("sharegpt", {"conversations": calls})
     text = f"{REACT.format('I look.', 'wiki_search', endless)}\nObservation: x\nFinal Answer: 7"
     found = read("react", {"question": "q?", "text": text}).record
@@ -700,7 +700,9 @@ def test_messages_of_langchain_become_the_same_trajectory_in_every_form(tmp_path
 
 def test_a_call_of_langchain_with_broken_arguments_is_a_bad_row_and_not_left_out() -> None:
     broken = [{"name": "wiki_search", "args": '{"query": ', "id": "c1", "error": None}]
-    with pytest.raises(DataError, match=r"messages\[1\]: tool_calls: arguments of 'wiki_search' are no JSON"):
+    with pytest.raises(
+        DataError, match=r"messages\[1\]: tool_calls: arguments of 'wiki_search' are not JSON"
+    ):
         read("messages", langchain(tool_calls=[], invalid_tool_calls=broken))
     with pytest.raises(DataError, match="got a part of type 'image_url', expected text parts only; pictures"):
         read("messages", langchain([{"type": "image_url", "image_url": {"url": "x"}}]))

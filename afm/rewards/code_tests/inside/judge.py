@@ -156,7 +156,7 @@ class _Round:
             body = ast.parse(self._tests).body
             self.scope = Scope(self._tests, self._entry, self._prelude)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            return {"checks": [], "wanted": [], "trouble": f"the tests are no Python: {error}"}
+            return {"checks": [], "wanted": [], "trouble": f"the tests are not valid Python: {error}"}
         if self.scope.trouble:
             return {"checks": [], "wanted": [], "trouble": self.scope.trouble}
         random.seed(_SEED)
