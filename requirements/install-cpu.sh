@@ -85,7 +85,7 @@ if [ -n "$fresh" ]; then
   step "an environment of ${PYTHON##*/}" 0 tools || exit
   small=https://download.pytorch.org/whl/cpu
   answers() { "$VENV/bin/python" -c "import urllib.request; urllib.request.urlopen('$small/torch/', timeout=5)" 2>/dev/null; }
-  if [ -z "${TORCH_INDEX:-}" ] && ! "${pip[@]:0:3}" config list | grep -Eq 'index-url|find-links|no-index' && answers; then
+  if [ -z "${TORCH_INDEX:-}" ] && ! "${pip[@]:0:3}" config list | grep -E 'index-url|find-links|no-index' > /dev/null && answers; then
     TORCH_INDEX=$small
   fi
   step "torch 2.13.0, the largest download" 0 "${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0" || exit

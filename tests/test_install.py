@@ -16,7 +16,7 @@ PROGRESS = re.compile(rf"      [1-9]\d* s, 1 packages fetched, 1 of {TOTAL} inst
 STAND_IN = """#!/bin/bash
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin" "$3/lib/python3.11/site-packages"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/afm" ;;
-  *" config list") [ -z "$CONFIGURED" ] || echo "global.index-url='https://mirror.example/simple'" ;;
+  *" config list") [ -z "$CONFIGURED" ] || { echo "global.index-url='https://mirror.example/simple'" && seq 99999; } ;;
   "-c "*) [ -z "$UNREACHABLE" ] ;;
   *" torch=="*) echo "$*" ;;
   *" -r "*) echo "Collecting alpha==1"; echo "WARNING: a mirror is slow"; mkdir "$(dirname "$0")/../lib/python3.11/site-packages/alpha-1.dist-info"
