@@ -66,7 +66,7 @@ def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
     file = validated(ToolsFile, data, label)
     entries = file.tools
     opened: dict[str, Any] = {}
-    tools: dict[str, Tool] = {}
+    tools = _Tools(label)
     for number, entry in enumerate(entries):
         at = f"tools[{number}]"
         name = entry.tool_schema.function.name
@@ -80,7 +80,20 @@ def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
             raise
         except Exception as error:
             raise own_code_error(error, f"{label}: {at}: {entry.class_name}.from_config") from error
-    return tools if file.cassette is None else _behind_cassette(tools, entries, file.cassette)
+    if file.cassette is not None:
+        tools.update(_behind_cassette(tools, entries, file.cassette))
+    return tools
+
+
+class _Tools(dict[str, Tool]):
+    """The tools of a file by name. Another name is an error that lists them."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self._label = label
+
+    def __missing__(self, name: str) -> Tool:
+        raise ConfigError(f"{self._label}: declares no tool {name!r}; {suggestion(name, self)}")
 
 
 def check_tools(who: str, needed: Iterable[str], tools: Collection[str]) -> None:

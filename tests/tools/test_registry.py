@@ -37,6 +37,13 @@ def test_every_shipped_file_loads(path: Path) -> None:
         assert tool.name == name
 
 
+def test_a_name_that_the_file_does_not_declare_is_told_with_those_it_has() -> None:
+    tools = load_tools(code())
+    with pytest.raises(ConfigError, match=r"^tools: declares no tool 'weekday'; expected one of: code$"):
+        tools["weekday"]
+    assert (tools.get("weekday"), "weekday" in tools) == (None, False)
+
+
 @pytest.mark.sandbox
 async def test_the_shipped_code_tool_runs_a_program_and_keeps_its_announcement() -> None:
     tool = load_tools(ROOT / "configs/tools/code_executor.yaml")["code"]

@@ -278,6 +278,30 @@ def test_waiting_for_nodes_shows_each_that_joins_and_names_a_head_that_is_not_th
     )
 
 
+@pytest.mark.parametrize("command", ["head", "node"])
+def test_a_start_that_times_out_is_one_line_with_the_next_step(tmp_path: Path, command: str) -> None:
+    token, ray = tmp_path / "token", tmp_path / "ray"
+    token.write_text("0" * 64)
+    # What Ray 2.60 prints, shortened.
+    ray.write_text(
+        "#!/bin/sh\n[ $1 = start ] || exit 0\necho 'a warning' >&2\n"
+        "printf 'Traceback (most recent call last):\\n  File \"node.py\", line 5\\n' >&2\n"
+        "echo 'Exception: The current node timed out during startup.' >&2\nexit 1\n"
+    )
+    ray.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        own = {"HEAD": f"127.0.0.1:{port}"} if command == "node" else {"PORT": "9"}
+        result = run_script(CLUSTER, tmp_path, command, RAY_AUTH_TOKEN_PATH=str(token), **own)
+    assert result.returncode == 1
+    warning, line = result.stderr.splitlines()
+    assert warning == "a warning"
+    assert line.startswith(
+        "error: ray did not start: Exception: The current node timed out during startup; run `ray stop`"
+    )
+    assert line.endswith("then run the same command again")
+
+
 @pytest.mark.parametrize("words", [["node"], ["status"], ["wait", "2"]])
 def test_the_cluster_script_says_in_one_line_that_the_token_is_wrong(
     tmp_path: Path, words: list[str]
