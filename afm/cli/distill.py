@@ -86,9 +86,11 @@ def distill(
     view = ProgressView()
     opened = _team(team, agent, tools, seed, overrides or ())
     summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update, team))
+    done = summary.team.resumed == summary.tasks
     view.line(
-        f"{summary.path}: {summary.kept:,} of {plural(summary.tasks, 'trajectory', 'trajectories')} kept, "
-        f"{plural(summary.tool_calls, 'tool call')}, {summary.seconds:.0f} s{_cost(summary.spent)}"
+        f"{summary.path}: {'nothing left to do, in total ' * done}"
+        f"{summary.kept:,} of {plural(summary.tasks, 'trajectory', 'trajectories')} kept, "
+        f"{plural(summary.tool_calls, 'tool call')}{f', {summary.seconds:.0f} s' * (not done)}{_cost(summary.spent)}"
     )
     _explain_losses(summary, output_dir)
 

@@ -112,7 +112,7 @@ async def collect(
 
     Args:
         tasks: Read one by one. The log keeps their order as the position.
-        progress: Called after each task, resumed ones included.
+        progress: Called after each task from the first one that is not resumed. It counts resumed ones, too.
 
     Raises:
         DataError: Two tasks have the same id.
@@ -141,7 +141,7 @@ async def collect(
             counts[outcome] += 1
             if recorder.failure and not stopped:
                 _stop_if_hopeless(counts, max_failed_share, recorder.failure)
-        if progress is not None:
+        if progress is not None and counts.total() > counts["resumed"]:
             progress("team", counts.total(), total)
 
     await work_in_parallel(open_tasks(), work, max_parallel)

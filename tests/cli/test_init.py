@@ -125,8 +125,12 @@ def test_a_folder_of_an_earlier_run_is_refused_with_the_files_that_changed_and_w
     table = (task / "questions/train.csv").read_text().splitlines()
     (task / "questions/train.csv").write_text("\n".join(table[:9]) + "\n")
     words = next(words for words in commands() if words[:2] == ["data", "distill"])
-    assert afm(task, *words).returncode == 0
-    assert afm(task, *words).returncode == 0
+    first, second = afm(task, *words), afm(task, *words)
+    assert (first.returncode, second.returncode) == (0, 0)
+    kept = first.stdout.partition("runs/team/trajectories.jsonl: ")[2].partition(", ")[0]
+    assert f"runs/team/trajectories.jsonl: nothing left to do, in total {kept}, " in second.stdout
+    assert "team: 8 of 8" in first.stdout
+    assert "team: " not in second.stdout
     with (task / "team.py").open("a") as team:
         team.write("# edited\n")
     again = afm(task, *words)

@@ -39,7 +39,9 @@ def test_every_shipped_file_loads(path: Path) -> None:
 
 def test_a_name_that_the_file_does_not_declare_is_told_with_those_it_has() -> None:
     tools = load_tools(code())
-    with pytest.raises(ConfigError, match=r"^tools: declares no tool 'weekday'; expected one of: code$"):
+    with pytest.raises(
+        ConfigError, match=r"^tools configuration: declares no tool 'weekday'; expected one of: code$"
+    ):
         tools["weekday"]
     assert (tools.get("weekday"), "weekday" in tools) == (None, False)
 

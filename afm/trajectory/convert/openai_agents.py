@@ -196,8 +196,9 @@ def _generation_of(data: Mapping[str, Any]) -> dict[str, Any]:
     response, asked = data["response"], data.get("input")
     if isinstance(asked, str):
         asked = [{"role": "user", "content": asked}]
+    rules = [{"role": "system", "content": text}] if (text := response.get("instructions")) else []
     return {
-        "input": chat_of_items(asked or []),
+        "input": [*rules, *chat_of_items(asked or [])],
         "output": chat_of_items(response.get("output") or []),
         "model": response.get("model"),
         "usage": data.get("usage") or response.get("usage"),

@@ -180,9 +180,10 @@ def test_a_trace_whose_words_were_not_exported_is_refused():
         read("openai_agents", [span(1, {"type": "agent", "name": "a"})])
 
 
-def response(second, sent, *items, **changed):
+def response(second, sent, *items, instructions=None, **changed):
     """A span of the SDK's default model, with what a trace processor added to it."""
     answered = {"id": "r", "object": "response", "model": "tiny", "output": list(items)}
+    answered["instructions"] = instructions
     usage = {"requests": 1, "input_tokens": 30, "output_tokens": 4}
     data = {"type": "response", "response_id": "r", "usage": usage, "input": sent, "response": answered}
     return span(second, data, **changed)
@@ -212,6 +213,8 @@ def test_response_spans_with_input_and_response_are_read(sent):
     assert found.record.text == TEXT
     assert (found.record.question, found.record.model, found.lost) == ("When?", "tiny", ())
     assert (found.record.cost.prompt_tokens, found.record.cost.agent_tokens) == (60, 8)
+    ruled = [response(1, sent, words(FOUND), instructions="Be brief.")]
+    assert read("openai_agents", ruled).lost == ("the system prompt",)
     searched = {"type": "web_search_call", "id": "w", "status": "completed"}
     with pytest.raises(DataError, match="got an item of type 'web_search_call'"):
         read("openai_agents", [response(1, sent, searched, CALL_ITEM)])
