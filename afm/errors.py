@@ -217,6 +217,11 @@ def utf8_advice(path: Path, encoding: str = "WINDOWS-1252") -> str:
     return f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
 
 
+def with_path(text: str, path: str | Path) -> str:
+    """Return a command that advises ``FILE`` with the file that is meant."""
+    return text.replace(" FILE ", f" {shlex.quote(str(path))} ")
+
+
 def exists_next_to(path: str | Path, config: str | Path | None) -> str:
     """Return the next step if the missing ``path`` is next to the YAML that names it; empty if it does not."""
     folder = Path(config).parent if config is not None else None

@@ -63,6 +63,14 @@ def afm_command() -> str:
     return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m afm.cli.main"
 
 
+def keyed() -> bool:
+    """Return whether the running command takes settings as ``key=VALUE``. The others have options."""
+    return " ".join(sys.argv[1:3]).startswith(_KEYED)
+
+
+_KEYED = ("eval", "sft", "rl", "doctor", "data queries", "data expand")
+
+
 class ProgressView:
     """A counter that rewrites its line on a terminal and prints a line every 15 s elsewhere.
 

@@ -7,9 +7,6 @@ import sys
 
 from afm.errors import AfmError, UsageError, described
 
-_KEYED = ("eval", "sft", "rl", "data queries", "data expand")
-"""Commands whose folder is set by ``output_dir=DIR``. The others have ``--output-dir``."""
-
 
 def main() -> None:
     """Run the command line. The imports are inside, so that Ctrl-C also stops them cleanly."""
@@ -40,8 +37,9 @@ def main() -> None:
 def _fail(error: AfmError | OSError, status: int) -> None:
     if os.environ.get("AFM_TRACEBACK", "0") not in ("", "0", "false"):
         raise error
-    keyed = " ".join(sys.argv[1:3]).startswith(_KEYED)
-    print(f"error: {described(error, 'output_dir' if keyed else '--output-dir')}", file=sys.stderr)
+    from afm.terminal import keyed
+
+    print(f"error: {described(error, 'output_dir' if keyed() else '--output-dir')}", file=sys.stderr)
     _discard_output()
     sys.exit(status)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
@@ -20,7 +19,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.datasets.row_files import published_rows
-from afm.errors import DataError, no_such_file
+from afm.errors import DataError, no_such_file, with_path
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
 from afm.trajectory.io import json_rows
@@ -143,8 +142,7 @@ def _numbered_items(file: Path, data_source: str | None) -> Iterator[tuple[int, 
             if task.id in seen:
                 raise DataError(f"id {task.id!r} was used by an earlier row; ids must be unique")
         except DataError as error:
-            message = error.message.replace(" FILE ", f" {shlex.quote(str(file))} ")
-            yield number, DataError(message, path=str(file), line=number)
+            yield number, DataError(with_path(error.message, file), path=str(file), line=number)
             continue
         seen.add(task.id)
         yield number, task

@@ -16,7 +16,7 @@ from afm.configuration import read_mapping, validated
 from afm.datasets import Task
 from afm.datasets.hub import is_whole
 from afm.datasets.hub_sets import LOCK_FILE, read_lock
-from afm.errors import ConfigError, UsageError, exists_next_to
+from afm.errors import ConfigError, UsageError, exists_next_to, with_path
 from afm.evaluation.benchmarks import BENCHMARKS
 from afm.evaluation.config import EvalConfig, ModelSettings, load_config
 from afm.evaluation.job import (
@@ -196,7 +196,10 @@ def _rewards(config: EvalConfig, route: Route, tasks: Sequence[Task], report: Re
     label, data = read_mapping({} if route.rewards is None else route.rewards, "reward")
     reward = validated(RewardSettings, data, label)
     table = BY_SOURCE | {source.lower(): name for source, name in reward.by_source.items()}
-    judged = [(task, _scorer(task, table)) for task in tasks]
+    try:
+        judged = [(task, _scorer(task, table)) for task in tasks]
+    except ConfigError as error:
+        raise ConfigError(with_path(str(error), config.data[0])) from None
     scorers = Counter(name for _, name in judged)
     listed = ", ".join(f"{name} ({count:,})" for name, count in scorers.most_common())
     report.add(

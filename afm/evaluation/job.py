@@ -21,7 +21,7 @@ from afm.datasets.published import rows_of
 from afm.datasets.readers import READERS
 from afm.datasets.row_files import SUFFIXES, data_files, published_rows
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear
-from afm.errors import DataError, UsageError, exists_next_to, no_such_file
+from afm.errors import DataError, UsageError, exists_next_to, no_such_file, with_path
 from afm.evaluation.agents import RowAgents, content_of, with_judge_text
 from afm.evaluation.benchmarks import BENCHMARKS, READ_AS_PUBLISHED
 from afm.evaluation.best_of import choose
@@ -82,7 +82,7 @@ def read_benchmark(
             if route and route.prompt.mode is not PromptMode.ROW and question_is_unclear(row):
                 raise DataError(UNCLEAR_QUESTION)
         except DataError as error:
-            raise DataError(error.message, path=str(file), line=number) from None
+            raise DataError(with_path(error.message, file), path=str(file), line=number) from None
         seen.add(task.id)
         yield task
 

@@ -41,6 +41,7 @@ from afm.rewards.text_match import ChoiceLetter, ExactMatch, MatchVariant, Subst
 from afm.rewards.tool_use import AgentH, TEval, TEvalSettings
 from afm.sandbox import SandboxSettings, open_sandbox
 from afm.settings import load_settings
+from afm.terminal import keyed
 from afm.tools.remote import remote_sandbox
 from afm.trajectory import validate
 from afm.trajectory.observation import whole_characters
@@ -368,7 +369,8 @@ def _unknown_source(source: str, table: Mapping[str, str]) -> str:
     if own:
         text += f"`by_source` has {', '.join(own[:5])}{f' and {len(own) - 5} more' if own[5:] else ''}; "
     text += f"`afm list rewards` prints the {len(BY_SOURCE)} built-in ones; "
-    return f"{text}or name one under `by_source` in the reward YAML"
+    given = "rewards=YAML" if keyed() else "--rewards YAML"
+    return f"{text}or name one under `by_source` in a reward YAML and give it: {given}"
 
 
 def checked_name(name: str, place: str, *, own: bool = False) -> str:

@@ -27,6 +27,7 @@ AGENT, TOOLS, REWARD = (
     "configs/rewards/math.yaml",
 )
 CONVERT = "afm convert {T}/chat.jsonl --to coa --agent NAME -o RECORDS.jsonl"
+WORLD = "doctor configs/tiny/eval/math_world.yaml model=http://127.0.0.1:1"
 DISTILL = "afm data distill {T}/tasks.jsonl --output-dir DIR"
 
 # Command; exit status; parts of the message. {T} is a folder with the files of `folder` below.
@@ -68,6 +69,10 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("data filter {T}/tasks.jsonl -o {T}/f3 --no-picture", 1, ("these are questions", DISTILL)),
     ("validate {T}/tasks.jsonl --agent math", 1, ("these are questions", DISTILL)),
     ("view {T}/tasks.jsonl", 1, ("these are questions", DISTILL)),
+    ("reward {T}/source.jsonl", 1, ("no reward for data_source 'zzz'", "give it: --rewards YAML")),
+    (f"{WORLD} data={{T}}/source.jsonl", 1, ("no reward for data_source 'zzz'", "give it: rewards=YAML")),
+    (f"{WORLD} data={{T}}/tasks.jsonl", 1, ("afm data prepare tasks {T}/tasks.jsonl --data-source NAME",)),
+    (f"{WORLD} data={{T}}/keys.jsonl", 1, ("afm data prepare tasks {T}/keys.jsonl --question-key KEY",)),
     ("convert {T}/good.jsonl --to coa -o {T}/good.jsonl", 2, ("the same file", "choose another --out")),
     ("convert {T}/good.jsonl --to coa -o o.jsonl --tool x", 2, ("--tool 'x'", "expected THEIRS=OURS")),
     (
@@ -751,6 +756,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "chat.jsonl": (json.dumps(chat) + "\n") * 9,
         "tasks.jsonl": '{"id": "1", "question": "1+1?", "answer": "2"}\n',
         "two.jsonl": '{"question": "one"} {"question": "two"}\n',
+        "source.jsonl": '{"data_source": "zzz", "question": "1+1?", "response": "2", "ground_truth": "2"}\n',
+        "keys.jsonl": '{"problem": "1+1?", "solution": "2"}\n',
         "prose.jsonl": "hello\nworld\n" * 6,
         "empty.jsonl": "",
         "empty.yaml": "",
