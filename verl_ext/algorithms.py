@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from afm.configuration import parse_yaml
 from afm.errors import suggestion
 from afm.findings import Finding, Level
 from afm.harness.credit import Credit, MemberCredit
@@ -166,6 +168,22 @@ OTHER_RULES: Rules = (
 )
 
 
+def _recipe(name: str) -> str:
+    """Return what to write for an algorithm that a shipped YAML sets up, empty for any other name."""
+    word = name.lower().replace("-", "_")
+    for folder in ("base", "algorithms"):
+        file = Path("configs/rl", folder, f"{word}.yaml")
+        if (shipped := Path(__file__).parents[1] / file).is_file():
+            verl = parse_yaml(shipped.read_text(encoding="utf-8"))["verl"]
+            own = verl.get("algorithm", {}).get("adv_estimator", "grpo")
+            recipes = sorted(path.name for path in shipped.parents[1].glob(f"*_{word}_*.yaml"))
+            example = f", or run a recipe: afm rl configs/rl/{min(recipes, key=len)}" if recipes else ""
+            return (
+                f"{name} is a recipe, whose estimator is {own}; write `extends: {file}` in your YAML{example}"
+            )
+    return ""
+
+
 def choice_findings(config: Any) -> Iterator[Finding]:
     """Report words that verl does not know, each with the closest known one. Modules of the user may register more words."""
     from omegaconf import OmegaConf
@@ -178,7 +196,9 @@ def choice_findings(config: Any) -> Iterator[Finding]:
         if value in known or unused or (extended and key in (ESTIMATOR, LOSS)):
             continue
         words = [word or "null" for word in known]
-        yield Finding(Level.ERROR, "algorithm", f"verl.{key}: got {value!r}; {suggestion(str(value), words)}")
+        advice = _recipe(str(value)) if key == ESTIMATOR else ""
+        text = f"verl.{key}: got {value!r}; {advice or suggestion(str(value), words)}"
+        yield Finding(Level.ERROR, "algorithm", text)
     yield from lora_findings(config)
     if OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode") and (
         config.actor_rollout_ref.rollout.name == "sglang"

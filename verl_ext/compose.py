@@ -320,12 +320,23 @@ def as_verl_takes(key: str) -> str:
         else:
             where = ".".join(["verl", *parts[:depth]])
             options = suggestion(part, names) if (names := {*known, *fields}) else "it declares none"
+            if elsewhere := _elsewhere(set(parts), parts[-1]):
+                options = f"did you mean {' or '.join(elsewhere[:3])}?"
             if not section:
                 options += (
                     f"; {where}.+{'.'.join(parts[depth:])}=VALUE adds a key that verl's YAML does not declare"
                 )
             raise ConfigError(f"verl.{name}: {where} has no key {part!r}; {options}")
     return f"+{name}" if omitted else name
+
+
+def _elsewhere(parts: set[str], last: str) -> list[str]:
+    """Return the keys of verl that end in ``last`` and contain every part of a key that verl lacks."""
+    from omegaconf import OmegaConf
+
+    keys = (key for key, _ in flatten(typing.cast("Flat", OmegaConf.to_container(_declared()))))
+    paths = [(key, key.split(".")) for key in keys]
+    return [f"verl.{key}" for key, path in paths if path[-1] == last and parts <= set(path)]
 
 
 def _keys(level: Any) -> list[str]:

@@ -63,6 +63,8 @@ SETTINGS_FILE = "rl_config.yaml"
 
 
 _SECTIONS_OF_VERL = frozenset({"actor_rollout_ref", "algorithm", "critic", "data", "ray_init", "trainer"})
+_INSIDE_ACTOR = frozenset({"actor", "ref", "rollout"})
+"""Sections of ``actor_rollout_ref``, which people leave out."""
 _KEYS_OF_TRAINER = frozenset({"nnodes", "n_gpus_per_node", "total_epochs", "total_training_steps"})
 _SCRIPT_VARIABLES = {
     "BASE_MODEL": "model=DIR",
@@ -273,7 +275,9 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
     """Raise for a key of AFM's scripts, or a key of verl without its prefix, with the key to write instead."""
     for override in overrides:
         plain = override.lstrip("+ ").removeprefix("--")
-        bare = plain.partition(".")[0] in _SECTIONS_OF_VERL
+        head, _, _ = plain.partition(".")
+        inside = head in _INSIDE_ACTOR
+        bare = inside or head in _SECTIONS_OF_VERL
         key = override_key(plain if bare or override.startswith("--") else override)
         if key in _SCRIPT_VARIABLES:
             raise UsageError(
@@ -282,8 +286,11 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
         if key.isupper():
             advice = f"write it before the command: {key}=VALUE afm rl ..."
             raise UsageError(f"override '{key}=...': {key} is not a setting; {advice}")
+        if inside and (name := _NAMES_OF_SFT.get(key.rpartition(".")[2])):
+            value = override.partition("=")[2] or "VALUE"
+            raise UsageError(f"override {override!r}: {key} is a key of verl; write {name}={value}")
         if bare or key in _KEYS_OF_TRAINER:
-            full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else plain
+            full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else "actor_rollout_ref." * inside + plain
             sign = "+" * override.strip().startswith("+")
             raise UsageError(f"override {override!r}: {key} is a key of verl; write {sign}verl.{full}")
         own = get_close_matches(key.partition(".")[0], RlSettings.model_fields, n=1)

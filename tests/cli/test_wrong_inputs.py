@@ -869,6 +869,8 @@ def test_a_server_that_cannot_start_says_what_to_do(
         ("max_steps=3", "unknown key; did you mean verl.trainer.total_training_steps=3?"),
         ("--nodes", "nodes: unknown key; did you mean verl.trainer.nnodes=VALUE?"),
         ("--trainer.nnodes=8", "trainer.nnodes is a key of verl; write verl.trainer.nnodes=8"),
+        ("actor.lr=1e-6", "a key of verl; write verl.actor_rollout_ref.actor.optim.lr=1e-6"),
+        ("rollout.n=8", "a key of verl; write verl.actor_rollout_ref.rollout.n=8"),
         ("lora_rank=16", "unknown key; did you mean verl.actor_rollout_ref.model.lora_rank=16?"),
         (
             "WANDB_API_KEY=abc",

@@ -244,3 +244,15 @@ def test_probabilities_of_sglang_must_be_compared() -> None:
     assert not [*choice_findings(config)]
     config.actor_rollout_ref.rollout.name = "sglang"
     assert ["bypass_mode" in finding.text for finding in choice_findings(config)] == [True]
+
+
+def test_the_name_of_a_recipe_is_answered_with_its_estimator() -> None:
+    config = composed(laid_over="{verl: {}}").copy()
+    for name, message in (
+        ("dapo", "estimator is grpo; write `extends: configs/rl/base/dapo.yaml`"),
+        ("ppo", "ppo is a recipe, whose estimator is gae"),
+        ("grop", "did you mean 'grpo'?"),
+    ):
+        config.algorithm.adv_estimator = name
+        [finding] = choice_findings(config)
+        assert message in finding.text

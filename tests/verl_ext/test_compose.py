@@ -102,6 +102,8 @@ def test_a_gpu_run_keeps_verls_engine_and_platform(tmp_path: Path) -> None:
         ({"actor_rollout_ref": {"rollout": {"enable_sleep_mod": False}}}, "did you mean 'enable_sleep_mode'?"),
         ({"actor_rollout_ref": {"rollout": {"+enable_sleep_mod": False}}}, "did you mean 'enable_sleep_mode'?"),
         ({"actor_rollout_ref": {"rollout": {"disaggregation": {"enabeld": True}}}}, "did you mean 'enabled'?"),
+        ({"actor_rollout_ref": {"actor": {"lr": 1}}}, "has no key 'lr'; did you mean verl.actor_rollout_ref.actor.optim.lr?"),
+        ({"optim": {"lr": 1}}, "did you mean verl.actor_rollout_ref.actor.optim.lr or verl.critic.optim.lr?"),
         ({"trainer": {"mine": {"a": 1}}}, "verl.trainer.+mine.a=VALUE adds a key that verl's YAML"),
         ({"data": {"train_files": "x.parquet"}}, "verl.data.train_files: got 'x.parquet', but the other settings"),
         ({"data": {"max_response_length": 5}}, "verl.data.max_response_length: got 5, but the other settings"),
