@@ -369,8 +369,8 @@ def _unknown_source(source: str, table: Mapping[str, str]) -> str:
     if own:
         text += f"`by_source` has {', '.join(own[:5])}{f' and {len(own) - 5} more' if own[5:] else ''}; "
     text += f"`afm list rewards` prints the {len(BY_SOURCE)} built-in ones; "
-    given = "rewards=YAML" if keyed() else "--rewards YAML"
-    return f"{text}or name one under `by_source` in a reward YAML and give it: {given}"
+    option = "rewards=YAML" if keyed() else "--rewards YAML"
+    return f"{text}or name one under `by_source` in a reward YAML and give it: {option}"
 
 
 def checked_name(name: str, place: str, *, own: bool = False) -> str:
