@@ -147,6 +147,20 @@ def lock_advice(lock: str) -> str:
     return f"in the checkout of this project run: requirements/install-gpu.sh {lock}"
 
 
+def fetch_advice(model: str, key: str = "") -> str:
+    """Return how to get one of Qwen's models, perhaps named without its organisation; empty for any other model.
+
+    Args:
+        key: The setting that also takes names on the Hub. Without it the model is fetched by a command.
+    """
+    if not (match := re.fullmatch(r"(?:Qwen/)?(Qwen[\w.-]+)", model)):
+        return ""
+    name = match[1]
+    if key:
+        return f"; on the Hub it is {key}=Qwen/{name}"
+    return f"; to fetch it from the Hub: afm import Qwen/{name} -o models/{name}"
+
+
 def made_by(path: str | Path) -> str:
     """Return the commands that make a file of a shipped data set or fetch a published model, empty for any other path."""
     from afm.configuration import read_file  # not for `--help`

@@ -17,7 +17,7 @@ from typing import Any
 
 from afm.agents import AgentSpec
 from afm.errors import ConfigError, MissingExtraError, exists_next_to, no_such_file, suggestion
-from afm.findings import made_by
+from afm.findings import fetch_advice, made_by
 from afm.runs.folder import manifest_of, sha256_of
 from llamafactory_patch.config import SftJob
 from llamafactory_patch.settings import names_in
@@ -145,6 +145,7 @@ def check_model(job: SftJob) -> None:
         raise ConfigError(
             f"model_name_or_path: {model!r} is not a folder; expected a folder, or ORGANISATION/NAME on the hub "
             f"(`afm import` turns a GGUF file into a folder){exists_next_to(model, job.file) if model else ''}"
+            f"{fetch_advice(model, 'model_name_or_path')}"
         )
 
 

@@ -93,6 +93,12 @@ _NAMES_ELSEWHERE = {
 }
 """Names in ``afm rl``, verl and torchrun, and what to write instead."""
 
+_CUTS_NO_ROW = {
+    "max_length": "is LLaMA-Factory's limit of texts that it generates, and cuts no row",
+    **dict.fromkeys(("max_seq_length", "max_seq_len", "model_max_length"), "is not read"),
+}
+"""Names of the longest row in other trainers."""
+
 _WITHOUT_INFLUENCE = frozenset(
     {"disable_tqdm", "logging_steps", "output_dir", "overwrite_output_dir", "plot_loss", "report_to"}
     | {"resume_from_checkpoint", "save_steps", "save_strategy", "save_total_limit", "run_name"}
@@ -143,6 +149,13 @@ def _check_contradictions(config: Mapping[str, Any], config_path: str | Path) ->
         raise ConfigError(
             f"{config_path}: deepspeed and fsdp are both set; disable one with deepspeed= or fsdp= fsdp_config="
         )
+    kind = config.get("finetuning_type", "lora")
+    for key, accepted in (("quantization_bit", ("lora", "oft")), ("adapter_name_or_path", ("lora",))):
+        if config.get(key) is not None and kind not in accepted:
+            raise ConfigError(
+                f"{config_path}: {key}: LLaMA-Factory takes it only with an adapter, got finetuning_type={kind}; "
+                f"write finetuning_type=lora, or remove {key}"
+            )
     for key in _SECRETS:
         if config.get(key):
             raise ConfigError(
@@ -170,6 +183,8 @@ def _check_keys(config: Mapping[str, Any], config_path: str | Path, overrides: S
             fault = f"{key} belongs to AFM's scripts; here: {_SCRIPT_VARIABLES[key]}"
         elif key == "template" and isinstance(value, str) and value not in template_names():
             fault = f"template: got {value!r}, expected a template of LLaMA-Factory; {suggestion(value, template_names())}"
+        elif key in _CUTS_NO_ROW and not config.get("predict_with_generate"):
+            fault = f"{key}: {_CUTS_NO_ROW[key]}; write cutoff_len={value}"
         elif key not in known:
             close = suggestion(key, [*known, *SftSettings.model_fields])
             hint = close if close.startswith("did you mean") else "see LLaMA-Factory's training arguments"

@@ -24,6 +24,7 @@ from afm.findings import (
     Level,
     Report,
     failed,
+    fetch_advice,
     has_gpu,
     lock_advice,
     made_by,
@@ -168,14 +169,16 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
         return Finding(Level.OK, "model", f"{folder}: configuration, weights and tokenizer")
     if settings.platform == "gpu" and _ELSEWHERE.fullmatch(settings.model):
         text = f"{settings.model}: no such folder here; verl would look for it on the Hugging Face hub"
+        text += fetch_advice(settings.model, "model") * ("/" not in settings.model)
         return Finding(Level.WARNING, "model", text)
     if settings.platform == "gpu" and not here:
         text = f"{settings.model}: no such folder here; it must be on the training machine (model)"
-        return Finding(Level.WARNING, "model", text + made_by(folder))
+        return Finding(Level.WARNING, "model", text + fetch_advice(settings.model, "model") + made_by(folder))
     expected = "expected a model's folder" + ", or ORGANISATION/NAME on the hub" * (
         settings.platform == "gpu"
     )
     advice = exists_next_to(folder, settings.recipe_file) or made_by(folder)
+    advice += fetch_advice(settings.model, "model" * (settings.platform == "gpu"))
     absent = f"{settings.model}: {no_such_file(folder, 'folder')}; {expected} (model){advice}"
     return Finding(Level.ERROR, "model", absent)
 

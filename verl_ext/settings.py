@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
 from afm.agents.prompt_record import record_of_model
 from afm.configuration import Settings, apply_overrides, override_key, read_extended, read_in_place, validated
-from afm.errors import UsageError
+from afm.errors import ConfigError, UsageError
 from afm.harness.settings import HarnessSettings, anchor_harness
 from afm.presets import take_preset
 from afm.rollout import Episode
@@ -246,6 +246,9 @@ class RlSettings(EpisodeSettings):
         return (value,) if isinstance(value, str) else value
 
 
+_RUN = {"model", "output_dir", "train_files"}
+
+
 def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings:
     """Read a YAML of ``afm rl`` and apply ``key=value`` overrides (keys may be dotted, values are YAML).
 
@@ -266,6 +269,11 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
     for key in ("tools", "rewards"):
         read_in_place(data, key, overrides)
     apply_overrides(data, overrides)
+    if not _RUN & data.keys():
+        raise ConfigError(
+            f"{path}: is a part of a run, without {', '.join(sorted(_RUN))}; add it to a recipe in a YAML of your own: "
+            f"`extends: [RECIPE.yaml, {path}]`"
+        )
     settings = validated(RlSettings, data, str(path), overrides=overrides)
     settings.__dict__["recipe_file"] = Path(path)
     return settings

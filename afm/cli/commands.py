@@ -6,6 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import pairwise
 from math import isfinite
@@ -17,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from afm import __version__
 from afm.cli.options import FOREIGN_OPTIONS
-from afm.errors import no_such_file, suggestion
+from afm.errors import ConfigError, no_such_file, suggestion
 
 _STYLE = re.compile(r"\[(?=[a-z#/@])")
 """Text that Typer reads as a style. A backslash before it keeps it."""
@@ -287,9 +289,26 @@ def _print_usage_error(error: Any) -> None:
     expected = f"; expected: {meaning}" if meaning else ""
     if "no such file" in text and re.search(r"configs/(?!eval|tools|rewards)", meaning):
         expected += " (`afm list recipes` prints the paths)"
+        text += _recipe_of(place.rpartition(" ")[2], text)
     end = "" if text.endswith("?") else ";"
     text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
     print(f"error: {place}: {text}{expected}{end} see {place} --help", file=sys.stderr)
+
+
+def _recipe_of(command: str, text: str) -> str:
+    """Name the shipped YAML that an absent file is called after, or the nearest one."""
+    from afm.file_kinds import configs_folder
+
+    absent = re.search(r"CONFIG (\S+): no such file$", text)
+    with suppress(ConfigError):
+        files = {
+            file.stem: file
+            for place in (f"tiny/{command}", command)
+            for file in (configs_folder() / place).glob("*.yaml")
+        }
+        if absent and (close := get_close_matches(Path(absent[1]).stem, files, n=1)):
+            return f" (did you mean {os.path.relpath(files[close[0]])}?)"
+    return ""
 
 
 def _rows_in(folder: str) -> str:

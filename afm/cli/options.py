@@ -213,11 +213,13 @@ def prompt_option(prompt: str) -> PromptSource:
 def model_option(model: str) -> str:
     """Return the address that ``--model`` names, or its folder after checking that it holds a model."""
     from afm.agents import lacks_model
+    from afm.findings import fetch_advice
 
     if re.match(r"(?!https?:)\w+://", model):
         raise UsageError(f"--model {model}: expected a model's folder, a run, or http://HOST:PORT/v1")
     if "://" not in model and (why := lacks_model(model)):
         if model.endswith(".gguf"):
             why = "a GGUF file; `afm import` makes a folder of it"
-        raise UsageError(f"--model {model}: {why}; expected a model's folder, a run, or http://HOST:PORT/v1")
+        expected = f"expected a model's folder, a run, or http://HOST:PORT/v1{fetch_advice(model)}"
+        raise UsageError(f"--model {model}: {why}; {expected}")
     return model

@@ -31,6 +31,7 @@ from afm.evaluation.manifest import Conditions, Sources, holds_episodes
 from afm.evaluation.metrics import Metrics
 from afm.evaluation.prices import Prices
 from afm.evaluation.run import OnProgress, evaluate
+from afm.findings import fetch_advice
 from afm.harness.player import HarnessPlayer
 from afm.models import SamplingParams, TokenModel, load_model
 from afm.play import FailurePolicy, Player
@@ -312,6 +313,7 @@ def check_model(config: EvalConfig) -> None:
         expected = "expected a model's folder or an http(s) address"
         raise UsageError(
             f"model.path: {folder}: {why}; {expected}{exists_next_to(folder, config.recipe_file)}"
+            f"{fetch_advice(str(folder))}"
         )
 
 

@@ -38,6 +38,8 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("list recipe", 2, ("no such command 'recipe'", "did you mean 'recipes'?")),
     ("serve cod", 2, ("no such command 'cod'", "did you mean 'code'?", "afm serve --help")),
     ("sft", 2, ("afm sft: missing argument 'CONFIG'", "expected: YAML of the run", "afm sft --help")),
+    ("rl code_dapo_7b", 2, ("no such file (did you mean configs/rl/code_dapo_7b.yaml?)",)),
+    ("sft web_agent_qwen2.5_7b", 2, ("(did you mean configs/sft/web_agent_qwen2.5_7b.yaml?)",)),
     (
         "rl nope.yaml",
         2,
@@ -92,6 +94,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("reward --attack --scorer nothing", 2, ("--scorer nothing", "expected one of: choice")),
     ("ask", 2, ("missing option '--model'", "expected: folder of a model", "afm ask --help")),
     ("ask hi --model {T}/none", 2, ("--model {T}/none: no such folder", "http://HOST:PORT/v1")),
+    ("ask hi --model Qwen2.5-7B-Instruct", 2, ("afm import Qwen/Qwen2.5-7B-Instruct -o models/Qwen2.5",)),
     ("ask hi --model {T}/model", 2, ("--model {T}/model: holds no model", "expected a model's folder")),
     ("ask '' --model {T}/model", 2, ("QUESTION is empty", "leave it out to open a chat")),
     (
@@ -851,6 +854,25 @@ def test_a_server_that_cannot_start_says_what_to_do(
     assert "Traceback" not in errors
     for part in parts:
         assert part.replace("{T}", str(folder)) in errors, errors
+
+
+def test_a_model_without_its_organisation_is_named_as_on_the_hub() -> None:
+    from llamafactory_patch.checks import check_model
+    from llamafactory_patch.config import resolve
+    from verl_ext.doctor import _model
+    from verl_ext.settings import load_settings
+
+    with pytest.raises(ConfigError, match="on the Hub it is model_name_or_path=Qwen/Qwen2.5-7B$"):
+        check_model(resolve(ROOT / SFT, ["model_name_or_path=Qwen2.5-7B"]))
+    settings = load_settings(ROOT / "configs/rl/web_dapo_7b.yaml", ["model=Qwen2.5-7B-Instruct"])
+    assert _model(settings, here=True).text.endswith("; on the Hub it is model=Qwen/Qwen2.5-7B-Instruct")
+
+
+def test_a_part_of_a_reinforcement_run_says_how_it_is_used() -> None:
+    from verl_ext.settings import load_settings
+
+    with pytest.raises(ConfigError, match=r"is a part of a run.*`extends: \[RECIPE.yaml, .*colocate.yaml\]`"):
+        load_settings(ROOT / "configs/rl/async/colocate.yaml")
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,21 @@ def test_one_key_changes_the_engine(config):
         fsdp_settings(resolve(config("output_dir: a"), ["fsdp_config=nope.json"]))
 
 
+@pytest.mark.parametrize("key", ["quantization_bit=4", "adapter_name_or_path=a"])
+def test_what_needs_an_adapter_is_refused_in_full_training(config, key):
+    path = config("output_dir: a\nfinetuning_type: full")
+    with pytest.raises(ConfigError, match=f"{key.partition('=')[0]}: .* got finetuning_type=full"):
+        resolve(path, [key])
+    assert resolve(path, [key, "finetuning_type=lora"])
+
+
+def test_the_limit_of_generated_texts_is_not_taken_for_the_longest_row(config):
+    path = config("output_dir: a")
+    with pytest.raises(UsageError, match=r"generates, and cuts no row; write cutoff_len=512"):
+        resolve(path, ["max_length=512"])
+    assert resolve(path, ["max_length=512", "predict_with_generate=true"])
+
+
 def test_every_key_that_holds_a_secret_is_refused(config):
     message = r"swanlab_api_key: .* environment variable SWANLAB_API_KEY"
     with pytest.raises(ConfigError, match=message) as error:
