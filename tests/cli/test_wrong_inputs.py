@@ -862,7 +862,7 @@ def test_a_model_without_its_organisation_is_named_as_on_the_hub() -> None:
     from verl_ext.doctor import _model
     from verl_ext.settings import load_settings
 
-    with pytest.raises(ConfigError, match="on the Hub it is model_name_or_path=Qwen/Qwen2.5-7B$"):
+    with pytest.raises(ConfigError, match=r"on the Hub it is model_name_or_path=Qwen/Qwen2\.5-7B$"):
         check_model(resolve(ROOT / SFT, ["model_name_or_path=Qwen2.5-7B"]))
     settings = load_settings(ROOT / "configs/rl/web_dapo_7b.yaml", ["model=Qwen2.5-7B-Instruct"])
     assert _model(settings, here=True).text.endswith("; on the Hub it is model=Qwen/Qwen2.5-7B-Instruct")
