@@ -190,7 +190,8 @@ class Run:
         """Count from the kept episodes how often each question was sampled in each step."""
         found: Counter[tuple[int, str]] = Counter()
         for file in sorted((self.folder / "episodes").glob("step_*.jsonl")):
-            for line in file.read_bytes().splitlines():  # a response may hold U+2028, which ends a line of a str
+            # A response may hold U+2028, which ends a line of a str.
+            for line in file.read_bytes().splitlines():
                 row = json.loads(line)
                 found[int(file.stem.removeprefix("step_")), row["question"]] += 1
         return found
