@@ -73,6 +73,11 @@ AGENT_FILE = _kind(
     "name it in a run: afm eval EVAL.yaml agent=FILE model=DIR, or talk to it: afm ask --agent FILE --model DIR "
     "(with tools of your own: --tools TOOLS.yaml)",
 )
+CODE_SERVER_FILE = _server(
+    "code",
+    "code server settings",
+    "sandbox max_limits max_request_bytes max_held_bytes backend python binds packages warm",
+)
 FILE_KINDS = (
     SFT_FILE,
     RL_FILE,
@@ -122,7 +127,7 @@ FILE_KINDS = (
         "architectures model_type transformers_version hidden_size vocab_size",
         "give the model's folder: afm eval EVAL.yaml model=FOLDER",
     ),
-    _server("code", "code server settings", "max_limits max_request_bytes max_held_bytes"),
+    CODE_SERVER_FILE,
     _server("crawl", "page reader settings", "reader max_urls shown_chars parse_s cached_pages"),
     _server("gateway", "gateway settings", "upstreams ask_usage answer_s silence_s max_answer_bytes"),
     _server("search", "web search settings", "searches_per_run try_s total_s tries cached_searches"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -15,7 +16,16 @@ import typer
 
 from afm.cli.options import TrustOption, overrides_argument
 from afm.errors import AfmError, ConfigError, UsageError, no_such_file
-from afm.file_kinds import AGENT_FILE, EVAL_FILE, RL_FILE, SFT_FILE, TOOLS_FILE, FileKind, kind_of
+from afm.file_kinds import (
+    AGENT_FILE,
+    CODE_SERVER_FILE,
+    EVAL_FILE,
+    RL_FILE,
+    SFT_FILE,
+    TOOLS_FILE,
+    FileKind,
+    kind_of,
+)
 from afm.findings import Finding, Level, Report, failed
 from afm.memory_arithmetic import hardware_from
 from afm.palette import terminal_style
@@ -134,10 +144,37 @@ def _diagnose(
             from afm.tools.health import diagnose_agent
 
             return diagnose_agent(config, overrides, report)
+        case _ if kind is CODE_SERVER_FILE:
+            return _diagnose_code_server(config, overrides, report)
         case _:
             from afm.tools.health import diagnose as diagnose_tools
 
             return diagnose_tools(config, overrides, os.environ, report)
+
+
+def _diagnose_code_server(config: Path, overrides: Sequence[str], report: Report) -> list[Finding]:
+    """Check the file of a code server, and run one program in its sandbox."""
+    from afm.configuration import read_file
+    from afm.sandbox import open_sandbox
+    from afm.sandbox.base import SandboxSettings
+    from afm.tools.code import CodeTool
+    from afm.tools.health import tool_troubles
+    from tool_servers.code import CodeServerSettings
+
+    if overrides:
+        raise UsageError(f"{overrides[0]!r}: {config} is {CODE_SERVER_FILE.name}, which takes no overrides")
+    ours, inner = (set(kind.model_fields) for kind in (CodeServerSettings, SandboxSettings))
+    if outside := sorted(set(read_file(config)) & (inner - ours)):
+        text = f"{config}: {', '.join(outside)}: settings of the sandbox; write them under `sandbox:`"
+        report.add(Finding(Level.ERROR, "keys", text))
+    elif settings := report.asked("keys", lambda: CodeServerSettings.read(config)):
+        report.add(Finding(Level.OK, "keys", "this is a sandbox server's file, and its settings are valid"))
+        report.checking("sandbox")
+        tool = CodeTool(open_sandbox(**settings.sandbox.options()))
+        trouble = asyncio.run(tool_troubles([tool])).get(tool.name)
+        text = f"{trouble}; see docs/sandbox.md" if trouble else "it runs programs on this machine"
+        report.add(Finding(Level.ERROR if trouble else Level.OK, "sandbox", text))
+    return report.findings
 
 
 def next_command(
@@ -154,6 +191,8 @@ def next_command(
         return f"{afm_command()} ask --agent {shlex.quote(str(config))} --model DIR" + (
             f" --tools {shlex.quote(str(own))}" if own else ""
         )
+    if kind is CODE_SERVER_FILE:
+        return f"{afm_command()} serve code --config {shlex.quote(str(config))}"
     words, before = [str(config), *overrides], ""
     if kind is RL_FILE:
         from verl_ext.doctor import AskedHardware
@@ -171,7 +210,7 @@ _SHARED = frozenset({"rewards", "limits"})
 
 
 def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
-    """Return which of the five kinds a file is. Another kind, or two kinds, is an error."""
+    """Return which of the six kinds a file is. Another kind, or two kinds, is an error."""
     from afm.configuration import override_key, read_extended, read_file
 
     if not config.is_file():
@@ -180,7 +219,7 @@ def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
             f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation, tools or an agent"
         )
     other = kind_of(read_file(config))
-    if other is AGENT_FILE:
+    if other in (AGENT_FILE, CODE_SERVER_FILE):
         return other
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
         raise ConfigError(

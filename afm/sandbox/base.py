@@ -147,7 +147,7 @@ class SandboxSettings(Settings):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in BACKENDS:
-            raise ValueError(f"a sandbox backend, {suggestion(name, BACKENDS)}")
+            raise ValueError(f"a sandbox backend; {suggestion(name, BACKENDS)}")
         return name
 
     @model_validator(mode="after")

@@ -947,7 +947,43 @@ SERVERS = {"crawl_page": "crawl", "visual_inspector": "visual", "web_search": "s
 """Commands of servers whose file has another name."""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/servers").iterdir()), ids=lambda path: path.stem)
+@pytest.mark.sandbox
+@pytest.mark.parametrize("text", ["", "sandbox: {backend: auto}"])
+def test_doctor_checks_the_file_of_a_sandbox_server(afm: Command, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "server.yaml" if text else ROOT / "configs/servers/code.yaml"
+    if text:
+        file.write_text(text)
+    keys, sandbox, last = afm("doctor", file).stdout.splitlines()
+    assert keys.endswith("this is a sandbox server's file, and its settings are valid")
+    assert sandbox.endswith("it runs programs on this machine")
+    assert last == f"no fault found; next: afm serve code --config {file}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "backend: zygote\nlimits: {wall_s: 3}",
+            "backend, limits: settings of the sandbox; write them under `sandbox:`",
+        ),
+        ("sandbox: {backend: none}", "got 'none'"),
+        ("sandbox: {python: /nowhere/python3}", "/nowhere/python3"),
+    ],
+)
+def test_doctor_says_what_is_wrong_with_the_file_of_a_sandbox_server(
+    afm: Command, tmp_path: Path, text: str, fault: str
+) -> None:
+    (tmp_path / "server.yaml").write_text(text)
+    done = afm("doctor", tmp_path / "server.yaml", status=1)
+    assert fault in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted((ROOT / "configs/servers").iterdir()) if path.stem != "code"],
+    ids=lambda path: path.stem,
+)
 def test_doctor_names_the_server_that_checks_a_file(afm: Command, path: Path) -> None:
     command = f"afm serve {SERVERS.get(path.stem, path.stem)}"
     done = afm("doctor", path, status=1)
