@@ -9,6 +9,18 @@ case " $* " in *" --help "* | *" -h "*)
   if [ ! -x "$VENV/bin/afm" ]; then sed -n '2,4s/^# //p' "$0"; exit; fi
   exec "$VENV/bin/afm" quickstart --help ;;
 esac
+wrong() { echo "error: $1; to see the options: $0 --help" >&2; exit 2; }
+option=
+for word; do
+  case $option$word in
+    "--world math" | "--world wiki" | --world=math | --world=wiki) option= ;;
+    "--world "* | --world=*) wrong "--world: expected math or wiki, got '${word#--world=}'" ;;
+    "--"*" "*) option= ;;
+    --world | --base | --seed | --real-data | --output-dir) option="$word " ;;
+    --base=* | --seed=* | --real-data=* | --output-dir=* | --smoke | --open) ;;
+    *) wrong "no such option: $word" ;;
+  esac
+done
 case " $* " in *" --world wiki "* | *" --world=wiki "*)
   case " $* " in *" --base "* | *" --base="*)
     echo "error: --base: no recipe for the world 'wiki'; use --world math" >&2; exit 2 ;;

@@ -61,7 +61,8 @@ steps=$(( (${#missing[@]} > 0 ? 1 : 0) + (fresh ? 5 : 0) ))
 if [ -t 1 ]; then pause=1; else pause=${PROGRESS_S:-15}; fi
 
 if [ -n "$fresh" ]; then
-  command -v "$PYTHON" >/dev/null || fail "$PYTHON not found; install Python 3.11 with venv, or set PYTHON="
+  got=$("$PYTHON" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null) ||
+    fail "$PYTHON: expected Python 3.11 or 3.12, got ${got:-a program that does not start}; install Python 3.11 with venv, and put PYTHON=python3.11 before the command"
   total=$(($(grep -c '^[A-Za-z0-9]' requirements/cpu.txt) + 4))   # torch, and what installs: pip, setuptools, wheel
   echo "Installing $total packages into $VENV: 3 GB of disk, 2 to 3 minutes if downloads are fast."
   echo "Log: $log"

@@ -17,6 +17,7 @@ STAND_IN = """#!/bin/bash
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin" "$3/lib/python3.11/site-packages"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/afm" ;;
   *" config list") [ -z "$CONFIGURED" ] || { echo "global.index-url='https://mirror.example/simple'" && seq 99999; } ;;
+  "-c import sys;"*) echo "${VERSION:-3.11.7}"; [ -z "$VERSION" ] ;;
   "-c "*) [ -z "$UNREACHABLE" ] ;;
   *" torch=="*) echo "$*" ;;
   *" -r "*) echo "Collecting alpha==1"; echo "WARNING: a mirror is slow"; mkdir "$(dirname "$0")/../lib/python3.11/site-packages/alpha-1.dist-info"
@@ -142,10 +143,21 @@ def test_a_step_that_fails_ends_the_installation_with_its_status_and_the_end_of_
     assert not (checkout / ".venv/.lock").exists()
 
 
-def test_without_python_the_error_says_what_to_install(checkout: Path) -> None:
-    done = install(checkout, PYTHON="python-that-is-not-there")
-    assert done.returncode == 1
-    assert (
-        done.stderr
-        == "error: python-that-is-not-there not found; install Python 3.11 with venv, or set PYTHON=\n"
+@pytest.mark.parametrize(
+    ("variables", "python", "got"),
+    [
+        ({"PYTHON": "python-that-is-not-there"}, "python-that-is-not-there", "a program that does not start"),
+        ({"PYTHON": "false"}, "false", "a program that does not start"),
+        ({"VERSION": "3.10.13"}, "{checkout}/python-of-nothing", "3.10.13"),
+    ],
+)
+def test_another_python_is_refused_before_anything_is_installed(
+    checkout: Path, variables: dict[str, str], python: str, got: str
+) -> None:
+    done = install(checkout, **variables)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: {python.format(checkout=checkout)}: expected Python 3.11 or 3.12, got {got}; "
+        "install Python 3.11 with venv, and put PYTHON=python3.11 before the command\n"
     )
+    assert not (checkout / ".venv").exists()

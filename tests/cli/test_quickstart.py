@@ -36,6 +36,30 @@ def test_a_base_for_the_wiki_world_is_refused_before_anything_is_installed(
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--smok"], "no such option: --smok"),
+        (["--smoke", "math"], "no such option: math"),
+        (["--world", "wikis"], "--world: expected math or wiki, got 'wikis'"),
+        (["--world=wikis", "--open"], "--world: expected math or wiki, got 'wikis'"),
+        (["--output-dir", "my run", "--seed", "1", "--world", "math", "--base=x", "--real-data=y"], None),
+    ],
+)
+def test_a_misspelt_option_is_refused_before_anything_is_installed(
+    tmp_path: Path, words: list[str], error: str | None
+) -> None:
+    script = ROOT / "quickstart.sh"
+    env = os.environ | {"VENV": str(tmp_path / "venv"), "PYTHON": "false"}  # an installation fails at once
+    done = subprocess.run([script, *words], env=env, capture_output=True, text=True, check=False)
+    if error is None:
+        assert done.stderr.startswith("error: false: expected Python 3.11")
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"error: {error}; to see the options: {script} --help\n"
+    assert not (tmp_path / "venv").exists()
+
+
 def finished(out: Path) -> list[str]:
     log = out / "stages.jsonl"
     return [json.loads(line)["name"] for line in log.read_text().splitlines()] if log.exists() else []
