@@ -36,7 +36,7 @@ export GATEWAY_TOKEN="${GATEWAY_TOKEN:-}"
 # OpenAI-compatible endpoint behind the gateway, with its /v1.
 export GATEWAY_UPSTREAM_URL="${GATEWAY_UPSTREAM_URL:-}"
 
-# Key of the endpoint behind the gateway; never its clients'.
+# Key of the endpoint behind the gateway; clients of the gateway never need it.
 export GATEWAY_UPSTREAM_API_KEY="${GATEWAY_UPSTREAM_API_KEY:-}"
 
 # Address to which wiki queries are posted.

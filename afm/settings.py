@@ -52,7 +52,8 @@ class Environment(BaseSettings):
         default=None, description="OpenAI-compatible endpoint behind the gateway, with its /v1."
     )
     gateway_upstream_api_key: SecretStr | None = Field(
-        default=None, description="Key of the endpoint behind the gateway; never its clients'."
+        default=None,
+        description="Key of the endpoint behind the gateway; clients of the gateway never need it.",
     )
     wiki_rag_server_url: str = Field(
         default="http://127.0.0.1:8000/retrieve", description="Address to which wiki queries are posted."

@@ -144,7 +144,7 @@ def _train(job: SftJob, node: Node, log_path: Path, lock: int, *, echo: bool) ->
     watch = None if echo else show_steps(job.output_dir / run_folder.HISTORY_FILE, view)
     if not echo:
         print(
-            f"loading the rows and the model, the first step follows in about a minute; log: {log_path}",
+            f"loading the rows and the model; the first step follows in about a minute. Log: {log_path}",
             flush=True,
         )
     status = run_logged(command, env=env, log_path=log_path, keep_open=(lock,), watch=watch)

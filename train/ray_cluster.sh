@@ -50,7 +50,7 @@ head)
         mkdir -p "$(dirname "$RAY_AUTH_TOKEN_PATH")"
         (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
     fi
-    echo "token: $RAY_AUTH_TOKEN_PATH; copy it to the other nodes, and start training with it in the environment"
+    echo "token: $RAY_AUTH_TOKEN_PATH; copy it to the other nodes. Start training with RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$RAY_AUTH_TOKEN_PATH"
     start --head --port "$PORT" --include-dashboard false \
         ${NODE_IP:+--node-ip-address "$NODE_IP"} "${@:2}"
     ;;

@@ -39,7 +39,7 @@ _COMMANDS = {
         ),
         "doctor": (
             "doctor:doctor",
-            "Check this computer or a YAML, and say what would fail.",
+            "Check this computer or a YAML, and report what would fail.",
         ),
         "list": ("listing:app", "List the shipped agents, recipes, tools, rewards and benchmarks."),
     },

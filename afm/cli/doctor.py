@@ -61,7 +61,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Check this computer or a YAML, and say what would fail.
+    """Check this computer or a YAML, and report what would fail.
 
     Each finding has its next step. For a training run the command checks arguments, every row, trackers, lengths, steps,
     disk and GPU memory. For reinforcement learning it also checks tools, servers, judge and cost. For an evaluation it

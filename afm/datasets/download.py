@@ -12,6 +12,7 @@ from afm.datasets.hub_sets import LOCK_FILE, HubSet, Lock, LockedSet, read_lock
 from afm.errors import DataError
 from afm.plugins import DOWNLOAD_MANIFEST as MANIFEST_FILE
 from afm.runs.folder import RunFolder, manifest_of, write_manifest
+from afm.terminal import plural
 
 _SHOWN_NAMES = 5
 _SPARE_BYTES = 64 * MIB
@@ -42,7 +43,7 @@ class PlannedSet:
         """Describe the set in one line."""
         pin = "pinned" if self.pinned else "not pinned yet"
         return (
-            f"{self.name}: {self.wanted.repository} at {self.commit[:12]} ({pin}), {len(self.files)} files, "
+            f"{self.name}: {self.wanted.repository} at {self.commit[:12]} ({pin}), {plural(len(self.files), 'file')}, "
             f"{format_size(sum(file.size for file in self.files))}, {format_size(self.bytes_missing)} to fetch"
         )
 

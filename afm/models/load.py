@@ -108,7 +108,7 @@ def _served(
         name = next(iter(served))
     if name is None:
         raise ConfigError(
-            f"{url} serves {plural(len(served), 'model')}, name one of: {', '.join(sorted(served))}"
+            f"{url} serves {plural(len(served), 'model')}; name one of: {', '.join(sorted(served))}"
         )
     if name not in served:
         raise ConfigError(f"{url} serves no model {name!r}; {suggestion(name, served)}")

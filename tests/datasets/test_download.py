@@ -97,9 +97,7 @@ def test_a_model_comes_from_the_addresses_of_models(hub, download, tmp_path):
 
 def test_a_dry_run_fetches_nothing(hub, download, tmp_path):
     printed = download("--all", "--dry-run")
-    assert (
-        f"large: own/large at {REVISION[:12]} (not pinned yet), 1 files, 24 MiB, 24 MiB to fetch" in printed
-    )
+    assert f"large: own/large at {REVISION[:12]} (not pinned yet), 1 file, 24 MiB, 24 MiB to fetch" in printed
     assert hub.sent == []
     assert files_of(tmp_path / "a folder") == set()
 

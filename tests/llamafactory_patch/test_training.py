@@ -325,8 +325,8 @@ def test_a_broken_row_ends_the_training_with_one_clear_line(arguments, capfd):
     assert last == expected
     printed = capfd.readouterr()
     assert printed.err == f"{expected}\n"
-    begin = "loading the rows and the model, the first step follows in about a minute"
-    assert printed.out == f"{begin}; log: {target}/training.log\n"
+    begin = "loading the rows and the model; the first step follows in about a minute"
+    assert printed.out == f"{begin}. Log: {target}/training.log\n"
     assert not (target / "agent.yaml").exists()
 
 
