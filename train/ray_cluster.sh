@@ -26,7 +26,7 @@ refused() {
 }
 # Runs `ray start` in place of this script. Of a Traceback, as after a timeout, it shows the last line and what to do.
 start() {
-    exec ray start --block "$@" 2> >(trap '' INT; exec awk '/^Traceback \(most recent/ { hold = 1 }
+    exec ray start "$@" 2> >(trap '' INT; exec awk '/^Traceback \(most recent/ { hold = 1 }
         !hold { print; fflush() }
         hold && NF { last = $0; sub(/[.]$/, "", last) }
         END { if (hold) print "error: ray did not start: " last "; run `ray stop`, check the load of this machine (uptime) " \
@@ -51,7 +51,7 @@ head)
         (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
     fi
     echo "token: $RAY_AUTH_TOKEN_PATH; copy it to the other nodes. Start training with RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$RAY_AUTH_TOKEN_PATH"
-    start --head --port "$PORT" --include-dashboard false \
+    start --head --port "$PORT" --include-dashboard false --block \
         ${NODE_IP:+--node-ip-address "$NODE_IP"} "${@:2}"
     ;;
 node)
@@ -60,7 +60,7 @@ node)
     has_token
     answers "$HEAD" || fail "HEAD=$HEAD: nothing answers there within 5 s; start the head first, and open its port to this node"
     refused "$(ray status --address "$HEAD" 2>&1 || true)"
-    start --address "$HEAD" ${NODE_IP:+--node-ip-address "$NODE_IP"} "${@:2}"
+    start --address "$HEAD" --block ${NODE_IP:+--node-ip-address "$NODE_IP"} "${@:2}"
     ;;
 status)
     HEAD=${HEAD:-127.0.0.1:$PORT}
