@@ -200,8 +200,9 @@ class RayWatch(threading.Thread):
             time.sleep(0.5)
         if not first:
             # A failed engine may have ended its process. One that cannot be reached may be on a lost node.
-            unreachable = "ActorUnavailableError" in str(failed)
-            until = time.monotonic() + (_UNREACHABLE_S if unreachable else _SETTLE_S)
+            until = time.monotonic() + (
+                _UNREACHABLE_S if "ActorUnavailableError" in str(failed) else _SETTLE_S
+            )
             while not first and time.monotonic() < until:
                 time.sleep(0.5)
                 first = _asked(dead_actors)

@@ -86,11 +86,12 @@ def distill(
     view = ProgressView()
     opened = _team(team, agent, tools, seed, overrides or ())
     summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update, team))
-    done = summary.team.resumed == summary.tasks
+    before, after = "", f", {summary.seconds:.0f} s"
+    if summary.team.resumed == summary.tasks:
+        before, after = "nothing left to do, in total ", ""
     view.line(
-        f"{summary.path}: {'nothing left to do, in total ' * done}"
-        f"{summary.kept:,} of {plural(summary.tasks, 'trajectory', 'trajectories')} kept, "
-        f"{plural(summary.tool_calls, 'tool call')}{f', {summary.seconds:.0f} s' * (not done)}{_cost(summary.spent)}"
+        f"{summary.path}: {before}{summary.kept:,} of {plural(summary.tasks, 'trajectory', 'trajectories')} kept, "
+        f"{plural(summary.tool_calls, 'tool call')}{after}{_cost(summary.spent)}"
     )
     _explain_losses(summary, output_dir)
 

@@ -268,10 +268,10 @@ def _trajectory_row(number: int, line: int, item: Any, context: Context) -> Traj
         record = item.record if isinstance(item, Read) else COA.read(item, context).record
         return TrajectoryRow(record.id or str(number), line, context.spec(record.agent), record.segments)
     if not isinstance(item.get("output"), str):
-        advice = questions_advice(context.file, item) if context.file else ""
+        advice = f"; {questions_advice(context.file, item)}" if context.file else ""
         raise DataError(
             f"got the keys {sorted(item)[:8]}, expected a trajectory record or an alpaca row with texts under "
-            f"{', '.join(ALPACA_KEYS)}" + f"; {advice}" * bool(advice)
+            f"{', '.join(ALPACA_KEYS)}{advice.removesuffix('; ')}"
         )
     if context.agent is None:
         raise UsageError("alpaca rows name no agent; give --agent NAME")
