@@ -200,15 +200,14 @@ class RayWatch(threading.Thread):
             time.sleep(0.5)
         if not first:
             # A failed engine may have ended its process. One that cannot be reached may be on a lost node.
-            until = time.monotonic() + (
-                _UNREACHABLE_S if "ActorUnavailableError" in str(failed) else _SETTLE_S
-            )
+            patience_s = _UNREACHABLE_S if "ActorUnavailableError" in str(failed) else _SETTLE_S
+            until = time.monotonic() + patience_s
             while not first and time.monotonic() < until:
                 time.sleep(0.5)
                 first = _asked(dead_actors)
         time.sleep(_POLL_S / 2)  # Ray notices the processes of a node one by one
-        dead = _asked(dead_actors) or first
-        write_loss(self._output_dir, describe_loss(dead) if dead else str(failed))
+        first = _asked(dead_actors) or first
+        write_loss(self._output_dir, describe_loss(first) if first else str(failed))
         return True
 
     def stop(self) -> None:

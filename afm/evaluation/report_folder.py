@@ -202,8 +202,7 @@ def _pairs(evaluations: list[Evaluation], both: tuple[Evaluation, Evaluation] | 
 
 
 def _start() -> Command:
-    words = f"cd {shlex.quote(str(Path.cwd()))}"
-    activate = Path(sys.executable).with_name("activate")
+    words, activate = f"cd {shlex.quote(str(Path.cwd()))}", Path(sys.executable).with_name("activate")
     if afm_command() != "afm" and activate.is_file():
         words += f" && source {shlex.quote(str(activate))}"
     return Command(words, "Start in the folder this report was written from")
