@@ -219,7 +219,7 @@ def utf8_advice(path: Path, encoding: str = "WINDOWS-1252") -> str:
 
 def with_path(text: str, path: str | Path) -> str:
     """Return a command that advises ``FILE`` with the file that is meant."""
-    return text.replace(" FILE ", f" {shlex.quote(str(path))} ")
+    return re.sub(r"(?<= )FILE\b", lambda match: shlex.quote(str(path)), text)
 
 
 def exists_next_to(path: str | Path, config: str | Path | None) -> str:

@@ -21,7 +21,7 @@ from afm.cli.options import (
     print_losses,
     reward_beside,
 )
-from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError
+from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError, with_path
 from afm.terminal import plural
 
 if TYPE_CHECKING:
@@ -85,7 +85,12 @@ def distill(
         raise UsageError(f"{overrides[0]!r}: overrides change the file of --team; give one: --team FILE")
     view = ProgressView()
     opened = _team(team, agent, tools, seed, overrides or ())
-    summary = asyncio.run(_distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update, team))
+    try:
+        summary = asyncio.run(
+            _distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update, team)
+        )
+    except ConfigError as error:
+        raise ConfigError(with_path(str(error), tasks)) from None
     before, after = "", f", {summary.seconds:.0f} s"
     if summary.team.resumed == summary.tasks:
         before, after = "nothing left to do, in total ", ""

@@ -148,7 +148,7 @@ def _sample(line: str, agent: str, file: Path, rewards: Path | None) -> Sample:
     from afm.rewards import Sample
     from afm.rewards.base import ResponseRow
     from afm.trajectory import author_segments
-    from afm.trajectory.io import convert_advice, json_fault, record_of_line
+    from afm.trajectory.io import convert_advice, json_fault, questions_advice, record_of_line
 
     try:
         data = json.loads(line)
@@ -160,12 +160,12 @@ def _sample(line: str, agent: str, file: Path, rewards: Path | None) -> Sample:
         raise DataError(f"got {type(data).__name__}, expected an object")
     if "segments" in data:
         return _sample_of_record(record_of_line(line.encode(), file), agent, file, rewards)
-    if missing := [
-        key for key, field in ResponseRow.model_fields.items() if field.is_required() and key not in data
-    ]:
+    required = [key for key, field in ResponseRow.model_fields.items() if field.is_required()]
+    if missing := [key for key in required if key not in data]:
+        advice = f"afm reward --help lists the keys. If the rows are a log, {convert_advice(file)}"
         raise DataError(
             f"got an object with {', '.join(sorted(data)[:6])}, expected one with {', '.join(missing)} too; "
-            f"afm reward --help lists the keys. If the rows are a log, {convert_advice(file)}"
+            + (questions_advice(file, data) or advice)
         )
     row = validated(ResponseRow, data, "row")
     spec = _agent(row.agent or agent)

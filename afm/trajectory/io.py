@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from afm.errors import DataError, utf8_advice
+from afm.errors import DataError, utf8_advice, with_path
 from afm.runs.journal import Journal
 from afm.trajectory.record import Record
 
@@ -223,9 +223,7 @@ def refuse_other_content(path: Path, *, lists: bool = True) -> None:
     if encoding := next((name for name, heads in _UTF_16.items() if line.startswith(heads)), None):
         got = f"UTF-16, expected UTF-8; convert it: {utf8_advice(path, encoding)}"
     if got is not None:
-        raise DataError(
-            f"got {got.replace(' FILE', f' {shlex.quote(str(path))}', 1)}", path=str(path), line=1
-        )
+        raise DataError(f"got {with_path(got, path)}", path=str(path), line=1)
 
 
 _DECODER = json.JSONDecoder()

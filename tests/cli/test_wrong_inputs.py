@@ -420,6 +420,8 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         ("table.jsonl:1: got a table (CSV)", "afm data prepare tasks"),
     ),
     ("data distill {T}/table.jsonl --output-dir {T}/d", 1, ("got a table (CSV)", "afm data prepare tasks")),
+    ("data distill {T}/tasks.jsonl --output-dir {T}/d", 1, ("afm data prepare tasks {T}/tasks.jsonl",)),
+    ("reward {T}/tasks.jsonl", 1, ("these are questions", "afm data distill {T}/tasks.jsonl")),
     (
         "data prepare sft {T}/zip.jsonl --output-dir {T}/s",
         1,
