@@ -50,7 +50,7 @@ def figures() -> object:
 # 100 lines for files of sandbox servers in `afm doctor`, judges on the loopback, and runs that stopped or have nothing left to do.
 WALLS = {
     "files": 358,
-    "lines": 87_590,
+    "lines": 87_600,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
