@@ -107,7 +107,7 @@ def run_logged(
         watch: Is called after each piece of output, and at the end.
 
     Returns:
-        The exit status, or 128 + n if signal n ended the command.
+        The exit status, or 128 + n if signal n ended the command. After a second Ctrl-C, n is that of the first one.
     """
     child = subprocess.Popen(
         list(command),
@@ -136,11 +136,14 @@ def _until_end(child: subprocess.Popen[bytes], output: IO[bytes], log: _LineLog)
             while chunk := os.read(output.fileno(), 65_536):
                 log.write(chunk)
             log.close()
-            return child.wait()
+            status = child.wait()
+            return -signal.SIGINT if interrupts > 1 and status == -signal.SIGKILL else status
         except KeyboardInterrupt:
             interrupts += 1
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+            if interrupts == 1:
+                print("\nstopping; Ctrl-C again ends it at once", file=sys.stderr, flush=True)
 
 
 class _LineLog:

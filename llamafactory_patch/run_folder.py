@@ -96,7 +96,8 @@ def prepare(job: SftJob, *, node: int = 0, progress_bar: bool) -> str:
             if first_node:
                 _cut_history(job.output_dir / HISTORY_FILE, _step(checkpoint))
         elif begun:
-            config["overwrite_output_dir"] = True  # interrupted before its first checkpoint
+            config["overwrite_output_dir"] = True
+            notes.append("it was interrupted before its first checkpoint, and starts from the beginning")
     if first_node:
         _write_manifest(job, finished=None)
     replace_text(config_path(job, node), config_text(job, config))

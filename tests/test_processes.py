@@ -65,11 +65,12 @@ sys.exit(run_logged(command, env=os.environ, log_path=pathlib.Path("log"), keep_
 
 
 @pytest.fixture
-def family(tmp_path):
+def family(request, tmp_path):
     """A parent that runs a child, once the child is up."""
-    (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
+    (tmp_path / "child.py").write_text(getattr(request, "param", CHILD), encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=env)
+    with (tmp_path / "stderr").open("wb") as stderr:
+        parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=env, stderr=stderr)
     pid_file = tmp_path / "pid"
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
     yield parent, int(pid_file.read_text()), tmp_path
@@ -94,6 +95,18 @@ def test_ctrl_c_reaches_the_child_once_and_its_status_comes_back(family):
     assert parent.wait(timeout=30) == 5
     assert (folder / "interrupted").exists()
     assert not alive(child)
+    assert (folder / "stderr").read_text() == "\nstopping; Ctrl-C again ends it at once\n"
+
+
+@pytest.mark.parametrize("family", [CHILD.replace("raise SystemExit(5)", "time.sleep(60)")], indirect=True)
+def test_a_second_ctrl_c_kills_a_child_that_is_slow_to_stop_and_counts_as_an_interruption(family):
+    parent, child, folder = family
+    parent.send_signal(signal.SIGINT)
+    wait_until((folder / "interrupted").exists)
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(timeout=30) == 128 + signal.SIGINT
+    assert not alive(child)
+    assert (folder / "stderr").read_text() == "\nstopping; Ctrl-C again ends it at once\n"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the kernel's parent-death signal")

@@ -106,9 +106,11 @@ def run_engine(command: str, *words: str, folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-P", "-m", *words], env=tied_environment()) as child:
         try:
             status = child.wait()
-        except KeyboardInterrupt:  # the child got the signal, too, and keeps finished work
+        except (
+            KeyboardInterrupt
+        ):  # the child got the signal, too, keeps finished work, and says how to resume
             child.wait()
-            raise
+            raise SystemExit(130) from None
     if status != 0:
         raise EngineError(
             f"`afm {command}` ended with status {status}; see {folder / 'training.log'}. "

@@ -87,7 +87,11 @@ def quickstart(
     job.check_real_data()
     settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()} | _choices(world, base)
     begun = time.monotonic()
-    run_stages(job.stages(), folder, settings, view.line)
+    try:
+        run_stages(job.stages(), folder, settings, view.line)
+    except KeyboardInterrupt:
+        view.line("stopped; run the same command again to resume")
+        raise typer.Exit(130) from None
     job.report()
     _summary(job, time.monotonic() - begun)
     if show:

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +77,25 @@ def check_training_and_evaluations(out: Path) -> None:
     assert max(row["probs_diff_max"] for row in steps) < 1e-4
     for name in ("eval_sft", "eval_rl"):
         assert json.loads((out / name / "metrics.json").read_text())["scored"] == 8
+
+
+@pytest.mark.sandbox
+def test_ctrl_c_says_how_to_resume(tmp_path: Path) -> None:
+    events = tmp_path / "distill/events.jsonl"
+    with subprocess.Popen(
+        quickstart(tmp_path),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        # a test run in the background ignores Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        while process.poll() is None and not (events.exists() and events.stat().st_size):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert text.splitlines()[-1] == "stopped; run the same command again to resume"
 
 
 @pytest.mark.proof

@@ -35,7 +35,8 @@ def test_a_first_start_is_told_to_resume_nothing(job):
     config, note = prepared(job())
     assert config == {"disable_tqdm": True, "output_dir": str(job().output_dir), "seed": 1}
     assert note == ""
-    config, _ = prepared(job())  # interrupted before its first checkpoint
+    config, note = prepared(job())
+    assert note == "it was interrupted before its first checkpoint, and starts from the beginning"
     assert config["overwrite_output_dir"] is True
 
 
