@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,7 +75,7 @@ def quickstart(
     It takes 7 to 9 minutes on 2 cores. With --base it takes longer and prints an estimate first. If interrupted, run
     the same command again to resume.
     """
-    from afm.cli.pipeline import Quickstart, run_stages
+    from afm.cli.pipeline import Quickstart
 
     os.environ |= _QUIET | os.environ
     recipe = _recipe(world, base)
@@ -87,15 +87,21 @@ def quickstart(
     job.check_real_data()
     settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()} | _choices(world, base)
     begun = time.monotonic()
-    try:
-        run_stages(job.stages(), folder, settings, view.line)
-    except KeyboardInterrupt:
-        view.line("stopped; run the same command again to resume")
-        raise typer.Exit(130) from None
+    _run(job, settings, view)
     job.report()
     _summary(job, time.monotonic() - begun)
     if show:
         typer.launch(job.report_path.as_uri())
+
+
+def _run(job: Quickstart, settings: dict[str, Any], view: ProgressView) -> None:
+    from afm.cli.pipeline import run_stages
+
+    try:
+        run_stages(job.stages(), job.out, settings, view.line)
+    except KeyboardInterrupt:
+        view.line("stopped; run the same command again to resume")
+        raise typer.Exit(130) from None
 
 
 def _choices(world: WorldKind, base: str | None) -> dict[str, str]:
