@@ -6,6 +6,7 @@ Every error names the file, the key path, the value found and what was expected.
 from __future__ import annotations
 
 import re
+import shlex
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -103,11 +104,13 @@ def describe_yaml(path: Path) -> str:
     return "this is a YAML" if kind is None else f"this is {kind.name}; {kind.use_of(path)}"
 
 
-def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+def _yaml_fault(error: yaml.MarkedYAMLError, path: Path) -> str:
     """Return the place and the text of a fault, and where the open part began."""
     at, begun = error.problem_mark, error.context_mark
     where = f"line {at.line + 1}, column {at.column + 1}: " if at else ""
     since = f" {error.context} that begins in line {begun.line + 1}" if error.context and begun else ""
+    if at and str(error.problem).startswith("found character '\\t'"):
+        return f"{where}a tab, expected spaces; this replaces all tabs: sed -i 's/\\t/  /g' {shlex.quote(str(path))}"
     return f"{where}{error.problem}{since}"
 
 
@@ -151,7 +154,11 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         why = f"byte {error.start + 1} is not UTF-8; expected {what}; {advice}"
         raise ConfigError(f"{path}: cannot be read as YAML: {why}") from None
     except (yaml.YAMLError, OSError, RecursionError) as error:
-        why = _yaml_fault(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
+        why = (
+            _yaml_fault(error, path)
+            if isinstance(error, yaml.MarkedYAMLError)
+            else " ".join(str(error).split())
+        )
         raise ConfigError(f"{path}: cannot be read as YAML: {why}; expected {what}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         if isinstance(data, dict):

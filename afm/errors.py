@@ -195,8 +195,15 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def no_such_file(path: str | Path, what: str = "file") -> str:
-    """Return ``no such file``, and the path that was probably meant: one part of it has the nearest name there is."""
+    """Return ``no such file``, and the path that was probably meant: one part of it has the nearest name there is.
+
+    If it exists in the folder above or in one folder below, the command was probably run in the wrong folder.
+    """
     path = Path(path)
+    if not path.is_absolute() and path.parts:
+        places = [place for place in (Path(".."), *Path().glob("*/")) if (place / path).exists()]
+        if len(places) == 1:
+            return f"no such {what} ({places[0] / path} exists: cd {shlex.quote(str(places[0]))})"
     wrong = next((part for part in (*reversed(path.parents), path) if not part.exists()), path)
     try:
         names = [entry.name for entry in wrong.parent.iterdir()]
@@ -209,6 +216,13 @@ def no_such_file(path: str | Path, what: str = "file") -> str:
         if alike and (near.is_dir() if what == "folder" else near.exists()):
             return f"no such {what} (did you mean {near}?)"
     return f"no such {what}"
+
+
+def code_place(function: object, name: str) -> str:
+    """Return ``FILE:LINE: CLASS.METHOD`` of a function in Python, and otherwise ``name``."""
+    code = getattr(function, "__code__", None)
+    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}: " if code else ""
+    return f"{place}{getattr(function, '__qualname__', name)}"
 
 
 def utf8_advice(path: Path, encoding: str = "WINDOWS-1252") -> str:

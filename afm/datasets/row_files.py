@@ -36,7 +36,10 @@ def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
         return _table_rows(file, _TABLES[file.suffix])
     if file.suffix in (".jsonl", ".json"):
         return json_rows(file)
-    raise DataError(f"expected one of {', '.join(SUFFIXES)}", path=str(file))
+    raise DataError(
+        f"expected one of {', '.join(SUFFIXES)}; rename a table to .csv, and rows of JSON to .jsonl",
+        path=str(file),
+    )
 
 
 def columnar_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | DataError]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
@@ -27,7 +28,16 @@ from afm.trajectory.record import SEALING_KEY, FrozenModel
 
 _GOLD_KEYS = ("ground_truth", "answer")
 _RESULT = re.compile(r"(?:^|\n)#### *\$?(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
-_OTHER_KEYS = "; `afm data prepare tasks FILE --question-key KEY --answer-key KEY --out TASKS.jsonl` reads rows with other keys"
+_KNOWN_KEYS = {
+    *_GOLD_KEYS,
+    "question",
+    "prompt",
+    "id",
+    "data_source",
+    "ability",
+    "extra_info",
+    "reward_model",
+}
 _WORKED_SOURCES = ("gsm8k", "openai/gsm8k")
 """Data sources whose published ``answer`` is a worked solution."""
 _NO_JSON = (".parquet", ".csv", ".tsv")
@@ -154,7 +164,9 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
     question = row.get("question") or info.get("question") or _question_of_prompt(row)
     if not isinstance(question, str) or not question.strip():
         got = repr(question) if question else f"the columns {', '.join(map(repr, row)) or 'none'}"
-        raise DataError(f"expected `question` (or `prompt`) as a non-empty string, got {got}{_OTHER_KEYS}")
+        raise DataError(
+            f"expected `question` (or `prompt`) as a non-empty string, got {got}{_other_keys(row)}"
+        )
     source = _text(row, "data_source") or data_source or ""
     return Task(
         id=row_id(row) or row_id(info, "index") or default_id,
@@ -167,6 +179,22 @@ def task_of_row(row: Mapping[str, Any], *, default_id: str, data_source: str | N
         },
         prompt=row_messages(row.get("prompt")),
     )
+
+
+def _other_keys(row: Mapping[str, Any]) -> str:
+    """Name the command that reads a row with other keys. It has the row's own keys if nothing else can be meant."""
+    key, value = next(iter(row.items())) if len(row) == 1 else ("", None)
+    items = value if isinstance(value, list) else []
+    if items and all(isinstance(item, Mapping) and "role" not in item for item in items):
+        return f"; if {key!r} holds the rows, write them to a file of their own: jq .{key} FILE > rows.json"
+    free = [key for key in row if key not in _KNOWN_KEYS]
+    question = ["question"] if "question" in row else []
+    gold = [key for key in _GOLD_KEYS if key in row][:1]
+    if len(free) == 2 - len(question) - len(gold):
+        question = question or [free.pop(0)]
+        gold = gold or free
+    keys = shlex.join(["--question-key", *(question or ["KEY"]), "--answer-key", *(gold or ["KEY"])])
+    return f"; `afm data prepare tasks FILE {keys} --out tasks.jsonl` reads rows with other keys"
 
 
 def write_tasks(tasks: Iterable[Task], path: str | Path) -> int:
@@ -234,7 +262,7 @@ def _gold(row: Mapping[str, Any]) -> Any:
     values = [value for value in places if value is not None]
     if not values:
         raise DataError(
-            "expected `answer`, `ground_truth` or `reward_model.ground_truth`, got none" + _OTHER_KEYS
+            "expected `answer`, `ground_truth` or `reward_model.ground_truth`, got none" + _other_keys(row)
         )
     gold = checked_gold(values[0], "answer")
     if isinstance(gold, str) and not gold.strip():

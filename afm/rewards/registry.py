@@ -18,7 +18,7 @@ from typing import Any, SupportsFloat, cast
 from pydantic import Field, model_validator
 
 from afm.configuration import Settings, read_mapping, validated
-from afm.errors import AfmError, ConfigError, RepeatedErrors, suggestion
+from afm.errors import AfmError, ConfigError, RepeatedErrors, code_place, suggestion
 from afm.plugins import fault_of, import_class
 from afm.rewards.base import (
     CORRECT,
@@ -318,9 +318,7 @@ def _wrong_part(name: str, judge: Judge, part: object) -> str:
         fault = f"the score {reprlib.repr(part.score)} ({kind}), expected {expected}, or None to abstain"
     else:
         return ""
-    code = getattr(judge, "__code__", None)
-    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}: " if code else ""
-    return f"{place}{getattr(judge, '__qualname__', name)} returned {fault}"
+    return f"{code_place(judge, name)} returned {fault}"
 
 
 def _is_score(score: object, *, bounded: bool) -> bool:

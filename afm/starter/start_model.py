@@ -17,8 +17,8 @@ def main() -> None:
     name = yaml.safe_load(Path("sft.yaml").read_text(encoding="utf-8"))["dataset"]
     examples = Path(f"runs/data/{name}.json")
     if not examples.is_file():
-        others = sorted(set(examples.parent.glob("*.json")) - {examples.with_name("dataset_info.json")})
-        there = " or ".join(file.stem for file in others)
+        sets = examples.with_name("dataset_info.json")
+        there = " or ".join(json.loads(sets.read_text(encoding="utf-8"))) if sets.is_file() else ""
         write = f"; write `dataset: {there}` into sft.yaml, or" if there else ";"
         sys.exit(
             f"{examples} is missing{write} run `afm data prepare sft runs/kept/kept.jsonl --agent agent.yaml "

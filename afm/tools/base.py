@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 from pydantic import Field, field_validator
 
 from afm.configuration import Settings
-from afm.errors import OwnCodeError
+from afm.errors import OwnCodeError, code_place
 from afm.sandbox import Sandbox
 
 SharedT = TypeVar("SharedT")
@@ -40,7 +40,7 @@ class ToolResult:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
-def checked_result(tool: str, result: object) -> ToolResult:
+def _checked_result(name: str, tool: Tool, result: object) -> ToolResult:
     """Return ``result`` if it is a valid result of a tool.
 
     Raises:
@@ -53,7 +53,10 @@ def checked_result(tool: str, result: object) -> ToolResult:
         if isinstance(result, ToolResult)
         else type(result).__name__
     )
-    raise OwnCodeError(f"the tool {tool!r} returned {got}; expected ToolResult(text) with a string")
+    raise OwnCodeError(
+        f"{code_place(tool.call, type(tool).__name__)} of the tool {name!r} returned {got}; "
+        "expected ToolResult(text) with a string; correct the file and run the command again"
+    )
 
 
 async def call_tool(name: str, tool: Tool, argument: str) -> ToolResult:
@@ -63,7 +66,7 @@ async def call_tool(name: str, tool: Tool, argument: str) -> ToolResult:
         OwnCodeError: The tool returned a value that is not a :class:`ToolResult`.
     """
     with _SLOW_CALLS.watching(name):
-        return checked_result(name, await tool.call(argument))
+        return _checked_result(name, tool, await tool.call(argument))
 
 
 class SlowCalls:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from afm.agents import load_agent
+from afm.configuration import read_file
+from afm.datasets.schema import read_tasks
 from afm.datasets.sft_files import write_sft
-from afm.errors import DataError, described, no_such_file
+from afm.errors import ConfigError, DataError, described, no_such_file
 
 ROOT = Path(__file__).parents[2]
 TASK = {"id": "a", "question": "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?"}
@@ -43,6 +45,49 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path, typed, near)
         (tmp_path / name).touch()
     hint = f" (did you mean {tmp_path / near}?)" if near else ""
     assert no_such_file(tmp_path / typed) == f"no such file{hint}"
+
+
+def test_a_missing_file_of_the_folder_above_or_below_is_answered_with_the_way_there(tmp_path, monkeypatch):
+    (tmp_path / "my task/runs").mkdir(parents=True)
+    (tmp_path / "my task/sft.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert no_such_file("sft.yaml") == "no such file (my task/sft.yaml exists: cd 'my task')"
+    assert no_such_file("runs", "folder") == "no such folder (my task/runs exists: cd 'my task')"
+    monkeypatch.chdir(tmp_path / "my task/runs")
+    assert no_such_file("sft.yaml") == "no such file (../sft.yaml exists: cd ..)"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/sft.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert no_such_file("sft.yaml") == "no such file"  # two folders have it
+
+
+def test_a_tab_in_a_yaml_is_answered_with_the_command_that_replaces_it(tmp_path):
+    path = tmp_path / "my agent.yaml"
+    path.write_text("name: a\nroles:\n\tthink: x\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as wrong:
+        read_file(path)
+    command = f"sed -i 's/\\t/  /g' '{path}'"
+    text = "line 3, column 1: a tab, expected spaces; this replaces all tabs:"
+    assert str(wrong.value) == f"{path}: cannot be read as YAML: {text} {command}; expected settings"
+    assert subprocess.run(command, shell=True, check=True).returncode == 0
+    assert read_file(path) == {"name": "a", "roles": {"think": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "advice"),
+    [
+        ("csv", "frage,answer,data_source\na,b,c\n", "{file} --question-key frage --answer-key answer --out tasks.jsonl`"),
+        ("csv", "question,the result\na,b\n", "{file} --question-key question --answer-key 'the result' --out"),
+        ("csv", "nr,frage,antwort\n1,a,b\n", "{file} --question-key KEY --answer-key KEY --out"),
+        ("json", '{"data": [{"question": "a"}]}', "if 'data' holds the rows, write them .*: jq .data {file} > rows.json"),
+        ("json", '{"messages": [{"role": "user"}]}', "{file} --question-key KEY --answer-key KEY --out"),
+    ],
+)  # fmt: skip
+def test_other_keys_are_answered_with_the_command_that_reads_them(tmp_path, table, row, advice):
+    file = tmp_path / f"rows.{table}"
+    file.write_text(row, encoding="utf-8")
+    with pytest.raises(DataError, match=advice.format(file=file)):
+        list(read_tasks(file))
 
 
 def test_a_file_name_typed_wrong_is_corrected_by_every_reader(afm, tmp_path):

@@ -170,9 +170,11 @@ def test_a_reward_yaml_that_was_not_given_is_named_with_the_command(tmp_path: Pa
 def test_a_data_set_of_another_name_is_named_where_the_tiny_model_is_made(tmp_path: Path) -> None:
     assert afm(tmp_path, "init", "task").returncode == 0
     (tmp_path / "task/runs/data").mkdir(parents=True)
-    for there, advice in (("", "; run"), ("days.json", "; write `dataset: days` into sft.yaml, or run")):
-        if there:
-            (tmp_path / "task/runs/data" / there).write_text("[]")
+    for there, advice in (("", "; run"), ("days", "; write `dataset: days` into sft.yaml, or run")):
+        if there:  # the files that `afm data prepare sft` and `rl` write
+            for name in ("days.json", "days.manifest.json", "rl.parquet.manifest.json"):
+                (tmp_path / "task/runs/data" / name).write_text("[]")
+            (tmp_path / "task/runs/data/dataset_info.json").write_text('{"days": {}}')
         done = subprocess.run(
             [sys.executable, "start_model.py"],
             cwd=tmp_path / "task",
@@ -234,7 +236,7 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
     ("file", "old", "new", "message"),
     [
         ("weekday_tool.py", "{date.from", "{dat.from", r"the tool 'weekday', called with '\d.*weekday_tool.py:\d+: NameError"),
-        ("weekday_tool.py", "return ToolResult(", "return str(", "the tool 'weekday' returned str; expected ToolResult"),
+        ("weekday_tool.py", "return ToolResult(", "return str(", r"weekday_tool.py:\d+: WeekdayTool.call of the tool 'weekday' returned str; expected ToolResult.*; correct the file"),
         ("weekday_tool.py", "async def call", "def call", r"tools\[0\].class_name: .* `async def call`"),
         ("weekday_tool.py", "context.schema", "config['x']", r"from_config failed: weekday_tool.py:\d+: KeyError"),
         ("team.py", '"clerk", "weekday", day', '"clerk", "wekday", day', r"failed: team.py:\d+: ConfigError: the team has no tool 'wekday'; did you mean 'weekday'"),

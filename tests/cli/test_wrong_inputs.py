@@ -74,7 +74,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("reward {T}/source.jsonl", 1, ("no reward for data_source 'zzz'", "give it: --rewards YAML")),
     (f"{WORLD} data={{T}}/source.jsonl", 1, ("no reward for data_source 'zzz'", "give it: rewards=YAML")),
     (f"{WORLD} data={{T}}/tasks.jsonl", 1, ("afm data prepare tasks {T}/tasks.jsonl --data-source NAME",)),
-    (f"{WORLD} data={{T}}/keys.jsonl", 1, ("afm data prepare tasks {T}/keys.jsonl --question-key KEY",)),
+    (
+        f"{WORLD} data={{T}}/keys.jsonl",
+        1,
+        ("afm data prepare tasks {T}/keys.jsonl --question-key problem --answer-key solution --out",),
+    ),
     ("convert {T}/good.jsonl --to coa -o {T}/good.jsonl", 2, ("the same file", "choose another --out")),
     ("convert {T}/good.jsonl --to coa -o o.jsonl --tool x", 2, ("--tool 'x'", "expected THEIRS=OURS")),
     (

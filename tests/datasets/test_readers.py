@@ -407,7 +407,8 @@ def test_plain_rows_are_read_by_the_keys_that_the_user_names(prepare, tmp_path):
     assert "reader 'gsm8k' knows its keys" in prepare(table, "--reader", "gsm8k", *words, status=2)
     (tmp_path / "mine.jsonl").write_text('{"problem": "What is 1+6?", "solution": "7"}\n')
     with pytest.raises(
-        DataError, match=r"`afm data prepare tasks .*mine.jsonl --question-key KEY --answer-key KEY --out"
+        DataError,
+        match=r"`afm data prepare tasks .*mine.jsonl --question-key problem --answer-key solution --out",
     ):
         list(read_tasks(tmp_path / "mine.jsonl"))
 
