@@ -55,7 +55,7 @@ def _checked_result(name: str, tool: Tool, result: object) -> ToolResult:
     )
     raise OwnCodeError(
         f"{code_place(tool.call, type(tool).__name__)} of the tool {name!r} returned {got}; "
-        "expected ToolResult(text) with a string; correct the file and run the command again"
+        "expected ToolResult(text) with a string. Correct the file and run the command again"
     )
 
 

@@ -236,7 +236,7 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
     ("file", "old", "new", "message"),
     [
         ("weekday_tool.py", "{date.from", "{dat.from", r"the tool 'weekday', called with '\d.*weekday_tool.py:\d+: NameError"),
-        ("weekday_tool.py", "return ToolResult(", "return str(", r"weekday_tool.py:\d+: WeekdayTool.call of the tool 'weekday' returned str; expected ToolResult.*; correct the file"),
+        ("weekday_tool.py", "return ToolResult(", "return str(", r"weekday_tool.py:\d+: WeekdayTool.call of the tool 'weekday' returned str; expected ToolResult.*. Correct the file"),
         ("weekday_tool.py", "async def call", "def call", r"tools\[0\].class_name: .* `async def call`"),
         ("weekday_tool.py", "context.schema", "config['x']", r"from_config failed: weekday_tool.py:\d+: KeyError"),
         ("team.py", '"clerk", "weekday", day', '"clerk", "wekday", day', r"failed: team.py:\d+: ConfigError: the team has no tool 'wekday'; did you mean 'weekday'"),
