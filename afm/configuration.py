@@ -104,8 +104,10 @@ def describe_yaml(path: Path) -> str:
     return "this is a YAML" if kind is None else f"this is {kind.name}; {kind.use_of(path)}"
 
 
-def _yaml_fault(error: yaml.MarkedYAMLError, path: Path) -> str:
+def _fault(error: Exception, path: Path) -> str:
     """Return the place and the text of a fault, and where the open part began."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
     at, begun = error.problem_mark, error.context_mark
     where = f"line {at.line + 1}, column {at.column + 1}: " if at else ""
     since = f" {error.context} that begins in line {begun.line + 1}" if error.context and begun else ""
@@ -154,12 +156,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         why = f"byte {error.start + 1} is not UTF-8; expected {what}; {advice}"
         raise ConfigError(f"{path}: cannot be read as YAML: {why}") from None
     except (yaml.YAMLError, OSError, RecursionError) as error:
-        why = (
-            _yaml_fault(error, path)
-            if isinstance(error, yaml.MarkedYAMLError)
-            else " ".join(str(error).split())
-        )
-        raise ConfigError(f"{path}: cannot be read as YAML: {why}; expected {what}") from None
+        raise ConfigError(f"{path}: cannot be read as YAML: {_fault(error, path)}; expected {what}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         if isinstance(data, dict):
             odd = next(key for key in data if not isinstance(key, str))
