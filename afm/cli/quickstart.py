@@ -141,6 +141,7 @@ def _next_steps(job: Quickstart) -> Iterator[str]:
     if recipe.world is not WorldKind.MATH:
         ask += ["--tools", str(job.tools_config)]
     yield f"{afm_command()} {shlex.join(ask)}"
+    yield f"{afm_command()} view {shlex.quote(str(job.out))} --open     # every episode, in a browser"
     again = "./quickstart.sh" if recipe.world is WorldKind.MATH else f"./quickstart.sh --world {recipe.world}"
     if job.base is not None:
         again += f" --base {shlex.quote(job.base)}"

@@ -116,6 +116,7 @@ def test_the_main_job_survives_kill_minus_nine_and_ends_with_a_report(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert [name[: len("eval_aime24")] for name in finished(out)] == stages
+    assert f"view '{out}' --open  " in done.stdout
 
     tasks = {row["id"] for row in rows(out / "world/train.jsonl")}
     kept, dropped = rows(out / "distill/trajectories.jsonl"), rows(out / "distill/dropped.jsonl")
