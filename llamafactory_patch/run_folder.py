@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from contextlib import suppress
@@ -154,10 +155,9 @@ def last_logged(history: Path) -> dict[str, Any] | None:
 def _logged(history: Path, last_bytes: int = 0) -> list[dict[str, Any]]:
     """Read the lines of the trainer's log, all or the last ones; skip damaged lines."""
     rows: list[dict[str, Any]] = []
-    if not history.is_file():
-        return rows
-    with history.open("rb") as file:
-        file.seek(max(0, history.stat().st_size - last_bytes) if last_bytes else 0)
+    lines: list[str] = []
+    with suppress(FileNotFoundError), history.open("rb") as file:  # a trainer that begins anew deletes it
+        file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes) if last_bytes else 0)
         lines = file.read().decode("utf-8", errors="replace").splitlines()
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):

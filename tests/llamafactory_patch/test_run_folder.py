@@ -1,4 +1,5 @@
 import json
+import threading
 
 import pytest
 import yaml
@@ -55,6 +56,25 @@ def test_training_continues_from_the_last_complete_checkpoint(job, tmp_path):
     assert not (tmp_path / "checkpoint-110").exists()
     kept = (tmp_path / "trainer_log.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["current_steps"] for line in kept] == [50, 100]
+
+
+def test_a_history_that_the_trainer_deletes_while_it_is_read_is_empty(tmp_path):
+    """The trainer of a run that begins anew deletes the history of the run before it."""
+    history, ended = tmp_path / "trainer_log.jsonl", threading.Event()
+
+    def replace():
+        while not ended.is_set():
+            history.write_text('{"current_steps": 10}\n')
+            history.unlink()
+
+    trainer = threading.Thread(target=replace)
+    trainer.start()
+    try:
+        seen = [run_folder.last_logged(history) for _ in range(5000)]
+    finally:
+        ended.set()
+        trainer.join()
+    assert all(row in (None, {"current_steps": 10}) for row in seen)
 
 
 def test_another_node_comes_to_the_same_checkpoint_and_leaves_the_folder_alone(job, tmp_path):
