@@ -146,8 +146,8 @@ def _next_steps(job: Quickstart) -> Iterator[str]:
     if job.base is not None:
         again += f" --base {shlex.quote(job.base)}"
     files = f"configs/tiny/sft/{recipe.training}.yaml, configs/tiny/rl/{recipe.training}.yaml"
-    yield f"{again} --seed 1 --output-dir runs/seed1, or change the recipe: {files}"
-    yield "on GPUs: MODEL=DIR train/code_agent/rl/train_dapo_code_agent.sh --dry-run"
+    yield f"{again} --seed 1 --output-dir runs/seed1     # the recipe to change: {files}"
+    yield "on GPUs: docs/tutorials/nodes.md"
 
 
 def _stage_figures(metrics: Metrics) -> str:
