@@ -364,10 +364,14 @@ def _thought_rules(spec: AgentSpec) -> Iterable[str]:
     thought = _either(spec.thought_roles)
     needing = [tag for tag, role in spec.roles.items() if role.needs_thought]
     without = [tag for tag, role in spec.roles.items() if role.no_thought]
+    free = spec.roles.keys() - {*needing, *without, *spec.thought_roles, spec.observation_role}
+    optional = [tag for tag in spec.roles if tag in free and spec.thought_roles]
     if needing:
         yield f"Write one {thought} directly before every {_joined(needing, 'and')}; it does not count in the order above."
     if without:
         yield f"Write no {thought} before {_joined(without, 'and')}."
+    if optional:
+        yield f"You may write one {thought} directly before {_either(optional)}; it does not count in the order above."
 
 
 def _count_rules(spec: AgentSpec) -> Iterable[str]:

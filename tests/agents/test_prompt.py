@@ -57,6 +57,7 @@ def test_rules_say_what_the_declaration_says() -> None:
             "- If <rate> gives only better grades: <done>.",
             "- Write one <muse> directly before every <look>; it does not count in the order above.",
             "- Write no <muse> before <rate>.",
+            "- You may write one <muse> directly before <done>; it does not count in the order above.",
             "- Write <rate> at most 2 times.",
             "- Write nothing outside the tags, close every tag you open, and never write a tag inside another.",
             "- After <look> stop and wait for <seen>.",
