@@ -119,13 +119,11 @@ def convert(
         for line in [*filter(repeats.is_new, done.bad), *repeats.rest()]:
             print(line, file=sys.stderr)
         if done.bad and on_bad_rows is OnBadRows.ERROR:
-            raise DataError(
-                f"{plural(len(done.bad), 'row')} cannot be converted, so nothing was written; "
-                "--on-bad-rows drop leaves bad rows out",
-                path=str(file),
-            )
+            advice = "--on-bad-rows drop leaves bad rows out" if done.rows else "correct the faults above"
+            message = f"{plural(len(done.bad), 'row')} cannot be converted, so nothing was written; {advice}"
+            raise DataError(message, path=str(file))
         if not done.rows:
-            raise DataError("holds no rows that can be converted; see the faults above", path=str(file))
+            raise DataError("holds no rows that can be converted; correct the faults above", path=str(file))
     for warning in _warnings(context, source.name, done.lost):
         print(f"warning: {warning}", file=sys.stderr)
     broken = (

@@ -58,14 +58,14 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
 @contextmanager
 def _removed(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to ``path``, and remove it after the block."""
+    if path.is_dir():
+        raise DataError("is a folder; expected the name of a file", path=str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
         if _is_left(left):
             left.unlink(missing_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    if path.is_dir():
-        raise DataError("is a folder; expected the name of a file", path=str(path))
     try:
         yield temporary
     except OSError as error:

@@ -121,6 +121,18 @@ def called_function(call: Any) -> dict[str, Any]:
     return {"name": function["name"], "arguments": arguments}
 
 
+NO_QUESTION = (
+    "got a message of the assistant before any question of the user; write the whole run: `state['messages']` of "
+    "LangGraph, `result.to_input_list()` of the OpenAI Agents SDK"
+)
+
+
+def unknown_role(role: object) -> str:
+    """Return the error of a role that no chat message has, with what to write instead of memory of smolagents."""
+    steps = "; write `agent.memory.get_full_steps()` of smolagents" * (role in ("tool-call", "tool-response"))
+    return f"role: got {role!r}, expected system, user, assistant or tool{steps}"
+
+
 _RESPONSE_ITEMS = ("function_call", "function_call_output", "reasoning")
 
 

@@ -92,12 +92,14 @@ def line_of_record(record: Record, path: Path | None = None) -> bytes:
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their 1-based numbers, with one in memory at a time.
 
+    A byte order mark before a line is left out. It stands inside a file that was joined from several.
+
     Raises:
         DataError: The file cannot be read.
     """
     try:
         with path.open("rb") as file:
-            yield from enumerate(file, start=1)
+            yield from ((number, line.removeprefix(BOM_UTF8)) for number, line in enumerate(file, start=1))
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
 
@@ -134,7 +136,7 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         fault = line_item(bytes(first["input"]).decode("utf-8", "surrogateescape"), Path(path), 1)
-        if isinstance(fault, DataError) and fault.message.endswith(_APART):
+        if isinstance(fault, DataError) and not fault.message.startswith("invalid JSON: "):
             return fault.message
         return f"invalid JSON: {first['ctx']['error']}; expected one trajectory record per line"
     row = first["input"]
@@ -187,7 +189,9 @@ _OTHER_CONTENT = {
     b"\x1f\x8b": "a file packed with gzip, expected rows as text; unpack it: gunzip -c FILE > ROWS.jsonl",
     b"\x28\xb5\x2f\xfd": "a file packed with zstd, expected rows as text; unpack it: zstd -dc FILE > ROWS.jsonl",
     b"PK\x03\x04": "a zip archive, expected rows as text; unpack it: unzip FILE, or save the spreadsheet as CSV",
-    b"PAR1": "a parquet file, expected rows as text; questions in it are read by afm data prepare tasks FILE -o TASKS.jsonl",
+    b"PAR1": "a parquet file, expected rows as text; write them so: python -c 'import sys, json, pyarrow.parquet as p; "
+    "[print(json.dumps(row)) for row in p.read_table(sys.argv[1]).to_pylist()]' FILE > ROWS.jsonl. Questions in it are "
+    "read by afm data prepare tasks FILE --data-source NAME -o TASKS.jsonl",
     b"{'": "the text of a Python object, expected JSON; write each row with json.dumps(row)",
     b"[{'": "the text of a Python object, expected JSON; write each row with json.dumps(row)",
 }
@@ -196,7 +200,7 @@ _UTF_16 = {"UTF-16": (b"\xff\xfe", b"\xfe\xff"), "UTF-16LE": (b"{\0", b"[\0"), "
 _OVER_LINES = "a JSON object over several lines, expected one JSON value per line; write it so: jq -c . FILE > ROWS.jsonl"
 _TABLE = (
     "a table (CSV), expected one JSON object per line; questions in a file that ends in .csv are read by "
-    "afm data prepare tasks QUESTIONS.csv -o TASKS.jsonl"
+    "afm data prepare tasks QUESTIONS.csv --data-source NAME -o TASKS.jsonl"
 )
 _HEADER = re.compile(rb'("[^"]*"|[A-Za-z_][^{\[:"]*)[,;\t][^{\[]*\Z')
 
@@ -253,8 +257,7 @@ def json_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
             if text.begins_array():
                 yield from _array_items(text, path)
                 return
-        for number, line in raw_lines(path):
-            row = line.removeprefix(BOM_UTF8 if number == 1 else b"")
+        for number, row in raw_lines(path):
             if row.strip():
                 yield number, line_item(row.decode("utf-8", "surrogateescape"), path, number)
     except OSError as error:
@@ -365,7 +368,7 @@ def json_fault(error: ValueError | RecursionError) -> str:
     if isinstance(error, json.JSONDecodeError):
         if error.msg == "Extra data" and error.doc[error.pos] in '{["':
             return f"two JSON values on one line, the second at character {error.pos + 1}{_APART}"
-        return f"{error.msg} at character {error.pos + 1}"
+        return f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
     return "a number with more than 4,300 digits" if "limit (4300 digits)" in str(error) else str(error)
 
 
@@ -389,7 +392,7 @@ def _array_items(text: _ArrayText, path: Path) -> Iterator[tuple[int, Any]]:
     line = text.line
     text.step()
     if text.skip(_BLANK):
-        yield (
-            line,
-            BrokenArrayError("the JSON array ends here, but more text follows it", path=str(path), line=line),
+        message = (
+            "the JSON array ends here, but more text follows it; write one array, or an object on each line"
         )
+        yield line, BrokenArrayError(message, path=str(path), line=line)

@@ -1,9 +1,15 @@
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from afm.cli.convert import FormatName
@@ -170,3 +176,55 @@ def test_the_help_lists_as_writable_what_can_be_written(convert: Command) -> Non
     readable = " ".join(get_args(FormatName))
     assert "openai_agents" in readable
     assert help_text.count("openai_agents") == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_the_command_that_an_error_advises_writes_rows_that_convert(
+    convert: Command, tmp_path: Path, kind: str
+) -> None:
+    if kind == "json" and shutil.which("jq") is None:
+        pytest.skip("the advice for nested rows needs jq")
+    file, out = tmp_path / f"my rows.{kind}", ("--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
+    if kind == "json":
+        file.write_text(json.dumps({"note": 1, "data": {"a train": [GOOD, GOOD]}}))
+    else:
+        pq.write_table(pa.Table.from_pylist([GOOD, GOOD]), file)
+    advice = convert(file, *out).stderr.split("write them ")[1].split(": ", 1)[1]
+    python = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = advice.split(". Questions")[0]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=os.environ | {"PATH": python})
+
+    assert "out.jsonl: 2 rows, openai to coa" in convert(tmp_path / "ROWS.jsonl", *out).stdout
+
+
+def test_a_run_without_messages_is_a_bad_row_and_a_mark_of_bytes_between_joined_files_is_none(
+    convert: Command, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "in.jsonl", ("--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
+    run = json.dumps(GOOD["messages"])
+    file.write_text(f"[]\n\ufeff{run}\n\ufeff{run}\n", encoding="utf-8")
+    assert "in.jsonl:1: got an empty list, expected a list of messages" in convert(file, *out).stderr
+    assert "2 rows, messages to coa" in convert(file, *out, "--on-bad-rows", "drop").stdout
+
+
+@pytest.mark.parametrize(
+    ("messages", "advice"),
+    [
+        (
+            GOOD["messages"][1:],
+            "write the whole run: `state['messages']` of LangGraph, `result.to_input_list()`",
+        ),
+        (
+            [GOOD["messages"][0], {"role": "tool-call", "content": "x"}],
+            "write `agent.memory.get_full_steps()`",
+        ),
+    ],
+)
+def test_parts_of_a_run_are_refused_with_what_to_write(
+    convert: Command, tmp_path: Path, messages: list[Any], advice: str
+) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(messages))
+    done = convert(file, "--to", "coa", "--agent", "mhqa", "-o", tmp_path / "out.jsonl")
+    assert advice in done.stderr
+    assert "--on-bad-rows" not in done.stderr  # no row would be left

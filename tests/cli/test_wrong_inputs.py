@@ -196,6 +196,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("{T}/model: is a folder; expected the name of a file",),
     ),
+    ("convert {T}/good.jsonl --to coa -o /", 1, ("/: is a folder; expected the name of a file",)),
     (
         "convert {T}/good.jsonl --to coa -o /proc/o.jsonl",
         1,
@@ -483,7 +484,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "convert {T}/chat.jsonl --to coa -o {T}/o.jsonl",
         1,
-        ("9 rows cannot be converted", "--on-bad-rows drop", "6 more"),
+        ("9 rows cannot be converted, so nothing was written; correct the faults above", "6 more"),
     ),
     (
         "reward {T}/chat.jsonl",

@@ -37,7 +37,9 @@ def test_every_bad_line_is_reported_and_the_good_ones_kept(tmp_path: Path) -> No
     good = record("a").model_dump_json().encode()
     newer = good.replace(b'"schema_version":1', b'"schema_version":2')
     extra = good[:-1] + b',"colour":"red"}'
-    path.write_bytes(b"\n".join([good, b"{oops", b"", b'{"id": 3}', newer, extra, b"\xff\xfe", good]) + b"\n")
+    latin = good.replace(b'"id":"a"', b'"id":"\xe9"')
+    marked = b"\xef\xbb\xbf" + good  # as files that were joined have it
+    path.write_bytes(b"\n".join([good, b"{oops", b"", b'{"id": 3}', newer, extra, latin, marked]) + b"\n")
     items = list(read_records(path))
     assert [item.id for item in items if isinstance(item, Record)] == ["a", "a"]
     errors = [str(item) for item in items if isinstance(item, DataError)]
@@ -46,6 +48,9 @@ def test_every_bad_line_is_reported_and_the_good_ones_kept(tmp_path: Path) -> No
     assert "id: got 3" in errors[1]
     assert "schema_version: got 2" in errors[2]
     assert "colour: unknown key" in errors[3]
+    assert (
+        "a byte that is not UTF-8 at character 26; save the file as UTF-8, for example so: iconv" in errors[4]
+    )
     with pytest.raises(DataError, match=r"rows\.jsonl:2: "):
         load_records(path)
 

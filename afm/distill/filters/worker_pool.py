@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import threading
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -92,8 +93,9 @@ def _next_chunk(file: BinaryIO, path: Path, begin: FilePosition) -> Chunk | None
             break
         size += len(line)
         read += 1
-        if line.strip():
-            lines.append(line)
+        row = line.removeprefix(BOM_UTF8)
+        if row.strip():
+            lines.append(row)
             numbers.append(begin.line + read)
     if not read:
         return None

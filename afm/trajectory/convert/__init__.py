@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -132,7 +133,9 @@ def _better_format(row: Any, read_as: Format) -> str:
     other = next(
         (entry.name for entry in FORMATS.values() if entry.known(part) or entry.known(row)), read_as.name
     )
-    return "" if read_as.known(part) or other == read_as.name else f"; this is {other}: give --from {other}"
+    if read_as.known(part) or other == read_as.name:
+        return ""
+    return f"; this is {other}: give --from {other}, or write rows of each format into a file of their own"
 
 
 _FORMATS_ADVICE = (
@@ -146,16 +149,31 @@ def detected(path: Path) -> Format:
     for line, row in rows_of(path):
         if isinstance(row, DataError):
             raise row
+        if row == []:  # a run without messages, which is a bad row
+            continue
         for candidate in FORMATS.values():
             if candidate.known(row):
                 return candidate
         shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
         raise DataError(
-            f"got {shown}, which no format has; " + (questions_advice(path, row) or _FORMATS_ADVICE),
+            f"got {shown}, which no format has; "
+            + (questions_advice(path, row) or _inner(row, path) or _FORMATS_ADVICE),
             path=str(path),
             line=line,
         )
     raise DataError("holds no rows", path=str(path))
+
+
+def _inner(row: Any, path: Path, keys: str = "") -> str:
+    """Return how to write out the rows of a known format in a list within ``row``, or ``""`` without such a list."""
+    for key, value in row.items() if isinstance(row, dict) else ():
+        rows = value if isinstance(value, list) else ()
+        if any(entry.known(item) for entry in FORMATS.values() for item in rows[:1]):
+            expression, file = shlex.quote(f"{keys}.{json.dumps(key)}[]"), shlex.quote(str(path))
+            return f"its rows are in {key!r}; write them out: jq -c {expression} {file} > ROWS.jsonl"
+        if keys.count(".") < 4 and (advice := _inner(value, path, f"{keys}.{json.dumps(key)}")):
+            return advice
+    return ""
 
 
 def rows_of(path: Path) -> Iterator[Item]:
@@ -171,10 +189,7 @@ def rows_of(path: Path) -> Iterator[Item]:
     elif isinstance(line, list) and line and _is_part(line[0]):
         for number, text in raw_lines(path):
             if text.strip():
-                yield (
-                    number,
-                    line_item(text.removeprefix(BOM_UTF8).decode("utf-8", "surrogateescape"), path, number),
-                )
+                yield number, line_item(text.decode("utf-8", "surrogateescape"), path, number)
     elif first[:1] == b"[" and line is None and _is_part(next((row for _, row in json_rows(path)), None)):
         yield 1, line_item(_all(path).decode("utf-8", "surrogateescape"), path, 1)
     else:
@@ -183,8 +198,8 @@ def rows_of(path: Path) -> Iterator[Item]:
 
 def _first_line(path: Path) -> bytes:
     for _, line in raw_lines(path):
-        if line.strip().removeprefix(BOM_UTF8):
-            return line.strip().removeprefix(BOM_UTF8)
+        if line.strip() not in (b"", b"[]"):
+            return line.strip()
     return b""
 
 

@@ -94,7 +94,7 @@ class _MessageWalk(Walk):
                 name = str(message.get("name") or "") if role == "function" else ""
                 self._result(content_text(message), str(message.get("tool_call_id") or ""), name)
         else:
-            raise DataError(f"role: got {role!r}, expected system, user, assistant or tool")
+            raise DataError(chat.unknown_role(role))
 
     def _user(self, text: str) -> None:
         if not self.turns or (self._open() is None and self.turns[-1].uses):
@@ -107,7 +107,7 @@ class _MessageWalk(Walk):
 
     def _assistant(self, message: Mapping[str, Any]) -> None:
         if self.question is None:
-            raise DataError("got a message of the assistant before any question of the user")
+            raise DataError(chat.NO_QUESTION)
         text = content_text(message) if message.get("content") else ""
         hidden = hidden_reasoning(message)
         hidden = "" if hidden in text else hidden

@@ -167,7 +167,10 @@ def test_reasons_that_differ_in_every_row_do_not_make_a_stage_each(lines, wiki, 
 
 def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):
     packed = tmp_path / "more.jsonl.gz"
-    packed.write_bytes(gzip.compress(b"\n".join(line.rstrip() for line in [*lines[:3], b"no record"])))
+    marked = b"\xef\xbb\xbf" + lines[0]
+    packed.write_bytes(
+        gzip.compress(b"\n".join(line.rstrip() for line in [marked, *lines[1:3], b"no record"]))
+    )
 
     for processes in (1, 2):
         out = tmp_path / str(processes)
