@@ -117,7 +117,7 @@ class DataStats:
         written = sum(len(part.text) for part in record.segments if part.author is Author.AGENT)
         self.characters[-(-written // 100)] += 1
         if spec is None:
-            _count(self.answers, "agent unknown")
+            _count(self.answers, "agent unknown (give --agent)")
             return
         steps = split(record.text, spec).steps
         self.steps[len(steps)] += 1

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,9 +136,7 @@ def changes(
     """
     old, new, files = flatten(before), flatten(after), files or {}
     return [
-        f"{files[key]} changed"
-        if key in files
-        else f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
+        f"{files[key]} changed" if key in files else f"{key}: {_changed(old.get(key), new.get(key))}"
         for key in sorted({*old, *new}, key=lambda key: key.replace(".digest", ".~"))  # after the name
         if old.get(key) != new.get(key)
     ]
@@ -154,9 +153,15 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+def _changed(old: Any, new: Any) -> str:
+    """Return ``old -> new``. Long values are shown from a little before the place where they differ."""
+    texts = repr(old), repr(new)
+    same = len(commonprefix(texts)) - _SHOWN_CHARS // 3  # noqa: RUF071 - letter by letter is what is wanted
+    begin = same if same > 0 and max(map(len, texts)) > _SHOWN_CHARS else 0
+    shown = [f"{'...' * (begin > 0)}{text[begin:]}" for text in texts]
+    return " -> ".join(
+        text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..." for text in shown
+    )
 
 
 def sha256_of(path: Path) -> str:

@@ -23,6 +23,15 @@ def test_a_folder_with_results_names_every_key_that_differs(tmp_path: Path) -> N
         folder.claim({"seed": 0, "plan": {"deep": {"rate": 4}}, "new": 3}, results)
 
 
+def test_long_values_are_shown_where_they_differ(tmp_path: Path) -> None:
+    folder, results = RunFolder(tmp_path), [tmp_path / "rows.jsonl"]
+    stages = [{"complexity": {"min_calls": 2, "min_tools": 1}}, {"format": {"tools": None}}]
+    folder.claim({"stages": [*stages, {"correction": {"times": 3}}]}, results)
+    results[0].write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"stages: \.\.\..*\{'correction': .* -> \.\.\..*'repetition'"):
+        folder.claim({"stages": [*stages, {"repetition": {}}]}, results)
+
+
 def test_a_digest_that_differs_is_named_by_its_file(tmp_path: Path) -> None:
     folder, results = RunFolder(tmp_path, "--output-dir"), [tmp_path / "rows.jsonl"]
     files = {"team": "team.py", "tasks": "the tasks of train.csv"}

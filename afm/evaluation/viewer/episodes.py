@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sqlite3
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +67,7 @@ def episode_view(record: Record, path: str) -> dict[str, Any]:
     spec = agent_of(path, record.agent, record.agent_digest)
     return record.model_dump(include=_AS_RECORDED) | {
         "prompt": spec.user_message(record.question) if spec else "",
-        "ground_truth": _text(record.ground_truth),
+        "ground_truth": "" if record.ground_truth is None else _text(record.ground_truth),
         "expected": expected_line(record.ground_truth),
         "provenance": _text(_without_messages(record.provenance)) if record.provenance else "",
         "messages": [
@@ -139,7 +140,7 @@ def agent_of(path: str, name: str, digest: str) -> AgentSpec | None:
     """
     folders = Path(path).resolve().parents[:_FOLDERS_UP]
     own = f"{MODEL_AGENTS_DIR}/{name}.yaml"
-    places = (MODEL_AGENT_FILE, own, f"sft/{MODEL_AGENT_FILE}", f"sft/{own}")
+    places = (MODEL_AGENT_FILE, own, f"{name}.yaml", f"sft/{MODEL_AGENT_FILE}", f"sft/{own}")
     candidates = [folder / place for folder in folders for place in places]
     own_spec = _of_evaluation(Path(path).with_name(MANIFEST_FILE), name)
     specs = [] if own_spec is None else [own_spec]
@@ -320,7 +321,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def answer_line(row: dict[str, Any], path: str) -> str:
-    """Return the answer in the last text of the agent. Empty without an answer or a known agent."""
+    """Return the answer in the last text of the agent. Empty without one. An unknown agent's is between ``<answer>`` tags."""
     texts = (
         part
         for part in reversed(row["segments"])
@@ -329,7 +330,7 @@ def answer_line(row: dict[str, Any], path: str) -> str:
     text = str(next(texts, {}).get("text") or "")
     spec = agent_of(path, str(row.get("agent")), str(row.get("agent_digest"))) if text else None
     if spec is None:
-        return ""
+        return next(iter(re.findall(r"(?s)<answer>(.*?)</answer>", text)), "").strip()
     content = answer_content((Segment(Author.AGENT, text),), spec)
     return "" if content is None else "; ".join(read_answer(content, spec)) or content
 

@@ -120,6 +120,7 @@ def test_what_a_fork_repeats_is_shown_once_and_said(tmp_path, index, viewer):
         ({"target": ["Tuesday", "Tue"], "question": "Which day?"}, "Tuesday; Tue", "Tuesday; Tue"),
         ('{"target": ["Tuesday"]}', "Tuesday", "Tuesday"),
         ([3, 4.5], "3; 4.5", "3; 4.5"),
+        (None, "", ""),
         ("[1, 2]", "[1, 2]", "[1, 2]"),
         ({"inputs": ["1"]}, "", ""),
         ({"target": ["x" * 200]}, "x" * 119 + "…", "x" * 200),
@@ -131,6 +132,21 @@ def test_the_gold_answers_of_a_ground_truth_are_shown(tmp_path, index, viewer, g
         assert [row["expected"] for row in listing(connection, Filters({}, None, "")).rows] == [expected]
     record = load_records(tmp_path / "a.jsonl")[0]
     assert episode_view(record, "a.jsonl")["expected"] == shown
+    assert (episode_view(record, "a.jsonl")["ground_truth"] == "") == (ground_truth is None)
+
+
+def test_an_agent_is_found_next_to_its_rows_and_an_unknown_one_has_its_answer(tmp_path, index, viewer):
+    viewer.write(tmp_path / "kept/a.jsonl", [viewer.episode(7, agent="shop")])
+    with closing(index(tmp_path).connect()) as connection:
+        assert [row["answer"] for row in listing(connection, Filters({}, None, "")).rows] == ["7"]
+    file = tmp_path / "kept/a.jsonl"
+    assert not episode_view(load_records(file)[0], str(file))["spec_found"]
+
+    (tmp_path / "shop.yaml").write_text("extends: mhqa\nname: shop\n")
+    copy = file.with_name("b.jsonl")
+    shutil.copy(file, copy)
+    blocks = episode_view(load_records(copy)[0], str(copy))["blocks"]
+    assert [block["role"] for block in blocks][-2:] == ["think", "answer"]
 
 
 def test_files_that_are_gone_are_forgotten_and_a_copied_index_has_only_its_own(tmp_path, viewer):

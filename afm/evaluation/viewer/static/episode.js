@@ -82,7 +82,7 @@ async function side(episode, id, withTokens, withBlocks) {
     make("p", { class: "soft mono", text: `${episode.id}${DOT}${short(fact.file)}` }),
     make("h2", { class: "question", text: episode.question }),
     make("div", { class: "line" }, make("span", { class: `badge ${fact.verdict}`, text: `${MARKS[fact.verdict] || ""} ${word}` }), make("span", { class: "soft", text: facts.filter(Boolean).join(DOT) })),
-    make("dl", { class: "gold" }, ...[["answer", fact.answer || "none"], ["expected", episode.expected || episode.ground_truth]].map(([term, text]) => make("div", {}, make("dt", { text: term }), make("dd", { text })))),
+    make("dl", { class: "gold" }, ...[["answer", fact.answer || "none"], ["expected", episode.expected || episode.ground_truth || "none"]].map(([term, text]) => make("div", {}, make("dt", { text: term }), make("dd", { text })))),
     verdict && (verdict.evidence || parts) ? make("p", { class: "soft evidence", text: [verdict.evidence, parts].filter(Boolean).join(DOT) }) : null,
     episode.reason || episode.error ? make("p", { class: "error evidence", text: [episode.reason, episode.error].filter(Boolean).join(DOT) }) : null,
     episode.expected && episode.expected !== episode.ground_truth ? make("details", {}, make("summary", { text: "Ground truth" }), make("pre", { text: episode.ground_truth })) : null,
@@ -90,7 +90,7 @@ async function side(episode, id, withTokens, withBlocks) {
     episode.provenance ? make("details", {}, make("summary", { text: "Provenance" }), make("pre", { text: episode.provenance })) : null,
     episode.messages.length ? make("details", { class: "messages", open: episode.blocks.length < 2 }, make("summary", { text: `Messages behind the answer, ${number(episode.messages.filter((item) => item.speaker).length)}` }), ...messageBlocks(episode.messages)) : null,
     withTokens && episode.has_tokens ? await tokenBox(id) : null,
-    episode.spec_found ? null : make("p", { class: "soft", text: `The roles are not separated, because the agent ${episode.agent} is not declared here.` }),
+    episode.spec_found ? null : make("p", { class: "soft", text: `The roles are not separated, because the agent ${episode.agent} is not declared here. Copy its YAML next to the file, as ${episode.agent}.yaml, and start afm view again.` }),
     withBlocks && !episode.blocks.length ? make("p", { class: "soft", text: "The response is empty." }) : null,
     ...(withBlocks ? episode.blocks.map((item) => block(item)) : []));
 }
