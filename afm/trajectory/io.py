@@ -92,7 +92,7 @@ def line_of_record(record: Record, path: Path | None = None) -> bytes:
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their 1-based numbers, with one in memory at a time.
 
-    A byte order mark before a line is left out. It stands inside a file that was joined from several.
+    A byte order mark before a line is left out. A file that was joined from several has some.
 
     Raises:
         DataError: The file cannot be read.
