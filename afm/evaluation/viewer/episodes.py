@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import sqlite3
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
@@ -169,6 +168,8 @@ def _text(value: Any) -> str:
 
 
 _MAX_SUM = 1 << 62
+_OF_LOGS = "react"
+"""The shipped agent that logs are converted to, and that agents of logs extend."""
 LINE_CHARS = 120
 """Limit on the characters of answers in lists."""
 
@@ -321,7 +322,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def answer_line(row: dict[str, Any], path: str) -> str:
-    """Return the answer in the last text of the agent. Empty without one. An unknown agent's is between ``<answer>`` tags."""
+    """Return the answer in the last text of the agent. Empty without one. An unknown agent is read as ``react``."""
     texts = (
         part
         for part in reversed(row["segments"])
@@ -329,8 +330,7 @@ def answer_line(row: dict[str, Any], path: str) -> str:
     )
     text = str(next(texts, {}).get("text") or "")
     spec = agent_of(path, str(row.get("agent")), str(row.get("agent_digest"))) if text else None
-    if spec is None:
-        return next(iter(re.findall(r"(?s)<answer>(.*?)</answer>", text)), "").strip()
+    spec = spec or load_agent(_OF_LOGS)
     content = answer_content((Segment(Author.AGENT, text),), spec)
     return "" if content is None else "; ".join(read_answer(content, spec)) or content
 
