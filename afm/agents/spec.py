@@ -342,12 +342,9 @@ def _order_rules(spec: AgentSpec) -> Iterable[str]:
         if source not in spec.roles:
             yield f"Begin with {_either(targets)}."
             continue
-        yield f"After <{source}>{_observed(source, spec)}: {_either(targets)}."
+        seen = f" and its <{spec.observation_role}>" if source in spec.tool_roles else ""
+        yield f"After <{source}>{seen}: {_either(targets)}."
         yield from _grade_rules(source, spec.roles[source])
-
-
-def _observed(tag: str, spec: AgentSpec) -> str:
-    return f" and its <{spec.observation_role}>" if tag in spec.tool_roles else ""
 
 
 def _grade_rules(tag: str, role: RoleSpec) -> Iterable[str]:
@@ -364,8 +361,8 @@ def _thought_rules(spec: AgentSpec) -> Iterable[str]:
     thought = _either(spec.thought_roles)
     needing = [tag for tag, role in spec.roles.items() if role.needs_thought]
     without = [tag for tag, role in spec.roles.items() if role.no_thought]
-    free = spec.roles.keys() - {*needing, *without, *spec.thought_roles, spec.observation_role}
-    optional = [tag for tag in spec.roles if tag in free and spec.thought_roles]
+    others = {*needing, *without, *spec.thought_roles, spec.observation_role}
+    optional = [tag for tag in spec.roles if tag not in others and spec.thought_roles]
     if needing:
         yield f"Write one {thought} directly before every {_joined(needing, 'and')}; it does not count in the order above."
     if without:
