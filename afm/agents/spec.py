@@ -396,6 +396,5 @@ def _either(tags: Iterable[str]) -> str:
 
 def _joined(tags: Iterable[str], word: str) -> str:
     names = [f"<{tag}>" for tag in tags]
-    if len(names) < 2:
-        return "".join(names) or "nothing"
-    return f"{', '.join(names[:-1])} {word} {names[-1]}"
+    several = f"{', '.join(names[:-1])} {word} {names[-1]}" if names[1:] else ""
+    return several or "".join(names) or "nothing"
