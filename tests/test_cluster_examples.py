@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,13 +24,13 @@ for number in "${!nodes[@]}"; do SLURM_NODEID=$number NODE=${nodes[number]} "$@"
 STAND_INS = {
     "srun": SRUN,
     "scontrol": "#!/bin/bash\necho node1\necho node2\n",
-    "hostname": "#!/bin/bash\necho 127.0.0.1 fe80::1\n",
+    "hostname": '#!/bin/bash\n[[ $1 != --ip-address ]] || exec echo 127.0.1.1 fe80::1\nexec echo "$ADDRESSES"\n',
     "afm": '#!/bin/bash\necho "afm ${NODE_RANK:-} ${MASTER_ADDR:-} ${NODE:-} $*" >>"$LOG"\n',
     "ray": """#!/bin/bash
 case $1 in
 start)
   [[ $2 != --head ]] || exec python3 -c "import socket, time
-server = socket.create_server(('127.0.0.1', $4))
+server = socket.create_server(('', $4))
 print('ray $*', file=open('$LOG', 'a'), flush=True)
 end = time.monotonic() + 250
 while time.monotonic() < end and not any(line.startswith('afm ') for line in open('$LOG')): time.sleep(0.05)"
@@ -74,11 +75,24 @@ def test_a_fine_tuning_job_starts_the_same_command_on_every_node(slurm_job: dict
 
 def test_a_reinforcement_job_trains_when_all_nodes_have_joined(slurm_job: dict[str, str]) -> None:
     port = 20_000 + os.getpid() % 12_000  # below the ports that the kernel gives to connections
-    head, node, training = submit("slurm_rl.sh", slurm_job | {"PORT": str(port)})
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect(("192.0.2.1", 9))  # sends nothing
+        own = way.getsockname()[0]
+    job = slurm_job | {"PORT": str(port), "ADDRESSES": f"127.0.0.1 fe80::1 {own} "}
+    head, node, training = submit("slurm_rl.sh", job)
     assert head.startswith(f"ray start --head --port {port}")
-    assert head.endswith("--node-ip-address 127.0.0.1")
-    assert node.startswith(f"ray start --address 127.0.0.1:{port}")
-    assert training.endswith(f"rl my run.yaml ray_address=127.0.0.1:{port} verl.trainer.nnodes=2 seed=1")
+    assert head.endswith(f"--node-ip-address {own}")
+    assert node.startswith(f"ray start --address {own}:{port}")
+    assert training.endswith(f"rl my run.yaml ray_address={own}:{port} verl.trainer.nnodes=2 seed=1")
+
+
+def test_a_reinforcement_job_refuses_a_first_node_that_others_cannot_reach(slurm_job: dict[str, str]) -> None:
+    command = ["bash", str(CLUSTER / "slurm_rl.sh"), "my run.yaml"]
+    done = subprocess.run(
+        command, env=slurm_job | {"ADDRESSES": "127.0.0.1"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "error: node1 has only the addresses 127.0.1.1 fe80::1 127.0.0.1; expected an IPv4 address" in done.stderr
 
 
 def test_what_the_image_copies_and_runs_is_there() -> None:

@@ -20,7 +20,10 @@ first=${nodes[0]}
 on() { srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" "${@:2}"; }
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
-address=$(on "$first" hostname --ip-address | awk '{print $1}')
+# Other nodes cannot reach 127.0.0.1 or 127.0.1.1, to which some distributions map a host's own name.
+addresses=$(on "$first" hostname --ip-address; on "$first" hostname --all-ip-addresses)
+address=$(tr ' ' '\n' <<<"$addresses" | awk '/^[0-9.]+$/ && !/^127[.]/ && !n++') && [[ -n $address ]] ||
+    { echo "error: $first has only the addresses ${addresses//$'\n'/ }; expected an IPv4 address that the other nodes reach" >&2; exit 1; }
 on "$first" env NODE_IP="$address" train/ray_cluster.sh head &
 on "$first" train/ray_cluster.sh wait 1
 for node in "${nodes[@]:1}"; do on "$node" env HEAD="$address:$PORT" train/ray_cluster.sh node & done
