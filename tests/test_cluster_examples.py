@@ -92,7 +92,10 @@ def test_a_reinforcement_job_refuses_a_first_node_that_others_cannot_reach(slurm
         command, env=slurm_job | {"ADDRESSES": "127.0.0.1"}, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert "error: node1 has only the addresses 127.0.1.1 fe80::1 127.0.0.1; expected an IPv4 address" in done.stderr
+    assert (
+        "error: node1 has only the addresses 127.0.1.1 fe80::1 127.0.0.1; expected an IPv4 address"
+        in done.stderr
+    )
 
 
 def test_what_the_image_copies_and_runs_is_there() -> None:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ from verl_ext.doctor_episodes import (
 )
 from verl_ext.engines import installed_findings, parameter_findings
 from verl_ext.memory_arithmetic import checkpoint_finding, cpu_memory_finding, memory_findings
-from verl_ext.rows import Rows, check_agents, prompt_finding, read_rows, rl_prompts, row_findings
+from verl_ext.rows import Rows, check_agents, check_file, prompt_finding, read_rows, rl_prompts, row_findings
 from verl_ext.settings import RlSettings, load_settings
 from verl_ext.sizes import RunSizes, has_critic, size_findings, sizes_of
 from verl_ext.teacher import tokenizer_finding
@@ -125,6 +126,8 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
             advice = exists_next_to(file, settings.recipe_file) or made_by(file)
             text = f"{file}: {no_such_file(file)} (train_files, val_files){advice}"
             report.add(Finding(Level.ERROR, "data", text))
+        else:
+            report.asked("data", partial(check_file, file))
     config = _composed(settings) if settings.platform == "cpu" or here else None
     tools = _requirements(settings, config, report, here=here)
     if config is not None:

@@ -98,7 +98,10 @@ def _show(settings: RlSettings) -> int:
     for line in preset_lines(settings.published or {}):
         print(f"# {line}")
     steps = config.trainer.total_training_steps
-    print(f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}")
+    print(
+        f"# verl accepts this configuration; {steps or 'all'} steps, output in {settings.output_dir}",
+        flush=True,
+    )
     if settings.platform == "gpu" and not has_gpu():
         print("warning: the recipe needs a GPU, and this machine has none (no nvidia-smi)", file=sys.stderr)
     findings = start_findings(settings, here=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from heapq import nlargest
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,21 @@ def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapp
                     rows.unclear.add(place)
     rows.longest = _longest(rows)
     return rows
+
+
+def check_file(file: str) -> None:
+    """Raise ConfigError if none of the first rows can be read, which means that the file has other columns."""
+    faults = []
+    for row in islice(rows_of(Path(file)), 8):
+        try:
+            task_of_row(row, default_id=file)
+            return
+        except DataError as error:
+            faults.append(
+                f"{file}: its first rows cannot be read ({error.message}); got the columns {', '.join(row)}"
+            )
+    if faults:
+        raise ConfigError(f"{faults[0]}; write the file with `afm data prepare rl` (docs/data.md)")
 
 
 def check_agents(settings: RlSettings) -> None:

@@ -14,7 +14,7 @@ from afm.datasets.rl_files import write_rl
 from afm.errors import ConfigError, DataError
 from afm.findings import Finding, Level
 from afm.rollout.routes import AgentRoute, AgentRoutes, routes_of
-from verl_ext.rows import check_agents, prompt_finding, read_rows, row_findings
+from verl_ext.rows import check_agents, check_file, prompt_finding, read_rows, row_findings
 from verl_ext.settings import RlSettings
 
 SPEC = load_agent("math")
@@ -155,6 +155,20 @@ def test_a_row_that_no_agent_takes_is_an_error_before_a_run(found: Any, tmp_path
     settings = RlSettings(agent="math", model="m", output_dir=tmp_path, train_files=(file,), val_files=(file,), agents=MIXED)  # fmt: skip
     with pytest.raises(DataError, match=re.escape(message)):
         check_agents(settings)
+
+
+def test_a_file_with_other_columns_is_refused_before_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    for lacking in (["prompt", "extra_info"], ["reward_model"]):
+        pq.write_table(pa.Table.from_pylist([row()]).drop_columns(lacking), file)
+        with pytest.raises(
+            ConfigError, match=r"first rows cannot be read .* columns data_source, .*prepare rl"
+        ) as caught:
+            check_file(str(file))
+        assert str(caught.value).startswith(f"{file}: ")
+    unreadable = row() | {"reward_model": None}
+    pq.write_table(pa.Table.from_pylist([unreadable, row()]), file)
+    check_file(str(file))  # a single bad row is counted in the run (max_failed_episodes)
 
 
 def test_a_source_that_nothing_judges_is_an_error(found: Any) -> None:
