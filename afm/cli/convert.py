@@ -24,7 +24,7 @@ from afm.cli.options import (
     overrides_argument,
     rows_file,
 )
-from afm.errors import DataError, MissingExtraError, RepeatedErrors, TrajectoryError, UsageError
+from afm.errors import DataError, MissingExtraError, RepeatedErrors, TrajectoryError, UsageError, no_such_file
 from afm.palette import terminal_style
 from afm.terminal import plural, visible
 
@@ -328,7 +328,11 @@ def _show_training(
 
 def _load_tokenizer(folder: Path) -> Any:
     if not (folder / "tokenizer.json").is_file():
-        raise UsageError(f"--tokenizer {folder}: expected a folder that holds tokenizer.json")
+        state = "" if folder.is_dir() else f"{no_such_file(folder, 'folder')}; "
+        raise UsageError(
+            f"--tokenizer {folder}: {state}expected a folder that holds tokenizer.json, as models do; "
+            "docs/tutorials/own_logs.md makes a small one"
+        )
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -162,7 +162,7 @@ def _check_sources(
             continue
         called = kind is NegativeKind.ABSENT_NEEDED
         source = "with a tool call" if called else "without a tool call, or a question of --general FILE"
-        message = f"nothing to make {kind} from: expected a trajectory {source}; or set its ratio to 0"
+        message = f"nothing to make {kind} from: expected a trajectory {source}; or set its ratio to 0: --ratio {kind}=0"
         agents_way = kind is NegativeKind.PRESENT_NOT_NEEDED and maker.direct_answer is DirectAnswer.AGENT
         if agents_way and sources.general is not None and not maker.direct_way:
             message += (

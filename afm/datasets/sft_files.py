@@ -124,11 +124,16 @@ def _is_trainable(row: Conversation) -> bool:
 
 def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | None) -> dict[str, str]:
     if record.agent != spec.name:
-        raise DataError(f"record {record.id!r} belongs to agent {record.agent!r}, expected {spec.name!r}")
+        raise DataError(
+            f"record {record.id!r} belongs to agent {record.agent!r}, expected {spec.name!r}; give --agent with the YAML "
+            f"of {record.agent!r}, and make a data set for each agent"
+        )
     segments = record.segments
     issues = faults_of(segments, spec, readers=readers)
     if issues:
-        raise DataError(f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}")
+        raise DataError(
+            f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}. `afm data filter` drops such rows"
+        )
     return {"instruction": spec.user_message(record.question), "input": "", "output": record.text}
 
 

@@ -358,7 +358,8 @@ def _unknown_source(source: str, table: Mapping[str, str]) -> str:
     if not source:
         return (
             "the row has no data_source, which chooses the reward; add a column `data_source` with a name that "
-            "`afm list rewards` prints; `afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` adds it to questions"
+            "`afm list rewards` prints; `afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` adds it to "
+            "questions, and `afm data filter --config configs/filters/logs.yaml` filters logs without it"
         )
     spelt = [name for name in table if name != "gms8k"]  # a published misspelling, never a suggestion
     near = " or ".join(map(repr, get_close_matches(source.lower(), spelt)))

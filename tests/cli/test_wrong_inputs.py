@@ -93,6 +93,14 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         2,
         ("--tokenizer {T}/model", "expected a folder", "tokenizer.json"),
     ),
+    (
+        "mask {T}/good.jsonl --tokenizer {T}/modle",
+        2,
+        (
+            "--tokenizer {T}/modle: no such folder (did you mean {T}/model?); expected a folder",
+            "own_logs.md makes a small one",
+        ),
+    ),
     ("mask {T}/good.jsonl a=1", 2, ("'a=1'", "only the YAML of a training run takes overrides")),
     ("reward", 2, ("FILE is missing", "afm reward FILE", "afm reward --attack")),
     ("reward --attack --scorer nothing", 2, ("--scorer nothing", "expected one of: choice")),

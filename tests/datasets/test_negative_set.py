@@ -157,7 +157,10 @@ def test_what_a_filter_dropped_or_a_reward_refused_is_counted_and_not_used(write
 
 def test_a_kind_without_any_source_is_refused_unless_it_is_not_wanted(write, sources):
     given = sources([row("c0")])
-    with pytest.raises(DataError, match=r"nothing to make absent_not_needed from: .*--general FILE"):
+    with pytest.raises(
+        DataError,
+        match=r"nothing to make absent_not_needed from: .*--general FILE; .* --ratio absent_not_needed=0",
+    ):
         write(given)
     only = {NegativeKind.PRESENT_NEEDED: 1.0, NegativeKind.ABSENT_NEEDED: 1.0}
     assert sum(write(given, ratios=only).rows.values()) == 2

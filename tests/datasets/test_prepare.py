@@ -70,8 +70,14 @@ def test_other_datasets_stay_registered_and_a_broken_registry_is_not_overwritten
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([record(agent="web")], "record 'a' belongs to agent 'web', expected 'math'"),
-        ([record(text="<think>T.</think>")], "record 'a' breaks the rules of agent 'math': "),
+        (
+            [record(agent="web")],
+            "record 'a' belongs to agent 'web', expected 'math'; give --agent with the YAML of 'web'",
+        ),
+        (
+            [record(text="<think>T.</think>")],
+            "record 'a' breaks the rules of agent 'math': .*`afm data filter` drops such rows",
+        ),
         (
             [record(kept=False, reason="quality: wrong"), record(kept=False)],
             r"no trajectory was kept.*: all 2 rows have kept: false\. The first reason: quality: wrong",

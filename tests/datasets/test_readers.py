@@ -386,7 +386,10 @@ def test_the_command_reads_one_file_and_counts_what_it_refuses(prepare, sample, 
         ({"question": "q", "answer": " "}, "`answer`: expected an answer, got ' '"),
         ({"question": "q", "answer": ["", None]}, "`answer`: expected an answer, got ['', None]"),
         ({"question": 5, "answer": "x"}, "`question`: expected a text that is not empty, got 5"),
-        ({"question": "q", "answers": "x"}, "no value under 'answer'; did you mean 'answers'?"),
+        (
+            {"question": "q", "answers": "x"},
+            "no value under 'answer'; did you mean 'answers'? (the row has answers, data_source, question)",
+        ),
     ],
 )
 def test_plain_rows_without_question_or_answer_are_refused(row, reason, tmp_path):

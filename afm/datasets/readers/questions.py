@@ -245,7 +245,11 @@ def plain_rows(question_key: str | None = None, answer_key: str | None = None) -
     def read(row: Row, default: str) -> Task:
         for key in (question_key, answer_key):
             if key not in row:
-                raise DataError(f"no value under {key!r}; {suggestion(key, row)}")
+                keys = ", ".join(sorted(map(str, row))[:8])
+                near = suggestion(key, row)
+                raise DataError(
+                    f"no value under {key!r}; {near}{f' (the row has {keys})' * near.startswith('did')}"
+                )
         known = {key: row[key] for key in ("id", "data_source") if row.get(key) is not None}
         answer = row[answer_key]
         if not _says_something(answer):
