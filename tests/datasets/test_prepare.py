@@ -76,7 +76,7 @@ def test_other_datasets_stay_registered_and_a_broken_registry_is_not_overwritten
         ),
         (
             [record(text="<think>T.</think>")],
-            "record 'a' breaks the rules of agent 'math': .*`afm data filter` drops such rows",
+            "record 'a' breaks the rules of agent 'math': .*`afm data filter` drops these rows",
         ),
         (
             [record(kept=False, reason="quality: wrong"), record(kept=False)],
