@@ -56,7 +56,7 @@ def download(said, sets, tmp_path):
 def test_prompts_of_a_commit_on_github_become_texts(hub, said, download, sets, tmp_path):
     data = tmp_path / "raw"
     prepare = partial(said, "data", "prepare", "published", sets, "--output-dir", tmp_path / "out", "--data")
-    assert f"prompts: own/agents at {COMMIT[:12]} (pinned), 1 files" in download()
+    assert f"prompts: own/agents at {COMMIT[:12]} (pinned), 1 file" in download()
     [sent] = hub.headers
     assert "authorization" not in map(str.lower, sent)
     planned = prepare(data, "--dry-run").replace("\n", "")
