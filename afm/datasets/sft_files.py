@@ -132,7 +132,7 @@ def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | Non
     issues = faults_of(segments, spec, readers=readers)
     if issues:
         raise DataError(
-            f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}. `afm data filter` drops such rows"
+            f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}. `afm data filter` drops these rows"
         )
     return {"instruction": spec.user_message(record.question), "input": "", "output": record.text}
 
