@@ -329,10 +329,8 @@ def _show_training(
 def _load_tokenizer(folder: Path) -> Any:
     if not (folder / "tokenizer.json").is_file():
         state = "" if folder.is_dir() else f"{no_such_file(folder, 'folder')}; "
-        raise UsageError(
-            f"--tokenizer {folder}: {state}expected a folder that holds tokenizer.json, as models do; "
-            "docs/tutorials/own_logs.md makes a small one"
-        )
+        wanted = "expected a folder that holds tokenizer.json; docs/tutorials/own_logs.md makes a small one"
+        raise UsageError(f"--tokenizer {folder}: {state}{wanted}")
     try:
         from transformers import AutoTokenizer
     except ImportError:
