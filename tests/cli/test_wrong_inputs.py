@@ -16,6 +16,7 @@ import pytest
 from afm.configuration import parse_yaml, read_file
 from afm.errors import ConfigError, RepeatedErrors, UsageError
 from afm.file_kinds import FILE_KINDS, kind_of
+from afm.terminal import afm_command
 
 ROOT = Path(__file__).resolve().parents[2]
 Command = Callable[..., Any]
@@ -971,7 +972,7 @@ def test_doctor_checks_the_file_of_a_sandbox_server(afm: Command, tmp_path: Path
     keys, sandbox, last = afm("doctor", file).stdout.splitlines()
     assert keys.endswith("this is a sandbox server's file, and its settings are valid")
     assert sandbox.endswith("it runs programs on this machine")
-    assert last == f"no fault found; next: afm serve code --config {file}"
+    assert last == f"no fault found; next: {afm_command()} serve code --config {file}"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_pair_of_equal_responses_is_a_bad_row(pipeline, data_dir, tiny):
         (
             "sft",
             FEEDBACK,
-            "got 'sft', .* by dataset_info.json rows.json has answers marked as desired or not",
+            "got 'sft', .* according to dataset_info.json rows.json has answers marked as desired or not",
         ),
         ("dpo", {}, "got 'dpo', which trains on pairs .* rows.json has rows of one answer"),
         ("kto", PAIRS, "rows.json has pairs of a chosen"),

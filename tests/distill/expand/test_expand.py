@@ -81,7 +81,7 @@ def test_by_depth_each_passage_names_the_next():
 def test_a_row_that_is_no_passage_is_told_with_its_line(tmp_path):
     file = tmp_path / "corpus.jsonl"
     file.write_text('{"id": "1", "contents": "\\"T\\"\\nText."}\n{"id": "2"}\n')
-    with pytest.raises(DataError, match=r"corpus.jsonl:2: no passage"):
+    with pytest.raises(DataError, match=r"corpus.jsonl:2: not a passage"):
         read_passages(file)
 
 
