@@ -77,7 +77,7 @@ def _begins_with_episode(file: Path) -> bool:
 DEFAULT_NAME = ".afm_view.sqlite"
 """Name of an index, or its ending, where no other is chosen."""
 
-_VERSION = 6
+_VERSION = 7
 _BATCH_BYTES = 4 << 20
 _TITLE_CHARS = 300
 _TEXT_CHARS = 200_000
