@@ -129,17 +129,17 @@ def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapp
 
 def check_file(file: str) -> None:
     """Raise ConfigError if none of the first rows can be read, which means that the file has other columns."""
-    faults = []
+    fault = ""
     for row in islice(rows_of(Path(file)), 8):
         try:
             task_of_row(row, default_id=file)
             return
         except DataError as error:
-            faults.append(
-                f"{file}: its first rows cannot be read ({error.message}); got the columns {', '.join(row)}"
+            fault = (
+                fault or f"its first rows cannot be read ({error.message}); got the columns {', '.join(row)}"
             )
-    if faults:
-        raise ConfigError(f"{faults[0]}; write the file with `afm data prepare rl` (docs/data.md)")
+    if fault:
+        raise ConfigError(f"{file}: {fault}; write the file with `afm data prepare rl` (docs/data.md)")
 
 
 def check_agents(settings: RlSettings) -> None:

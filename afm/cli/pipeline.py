@@ -106,10 +106,8 @@ def run_engine(command: str, *words: str, folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-P", "-m", *words], env=tied_environment()) as child:
         try:
             status = child.wait()
-        except (
-            KeyboardInterrupt
-        ):  # the child got the signal, too, keeps finished work, and says how to resume
-            child.wait()
+        except KeyboardInterrupt:
+            child.wait()  # it got the signal, too, keeps finished work, and says how to resume
             raise SystemExit(130) from None
     if status != 0:
         raise EngineError(
