@@ -16,12 +16,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import ModuleType, coroutine
 from typing import Any
 
-from afm.errors import ConfigError, OwnCodeError, suggestion
+from afm.errors import ConfigError, OwnCodeError, suggestion, utf8_advice
 
 DOWNLOAD_MANIFEST = "download.manifest.json"
 """Name of the manifest in a folder that ``afm data download`` fills."""
@@ -68,7 +69,10 @@ def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
     """
     module = name.rpartition(".")[0]
     if not module:
-        raise ConfigError(f"{where}: got {name!r}, expected MODULE.CLASS, for example my_module.{name}")
+        files = sorted(folder.glob("*.py")) if folder else []
+        holders = [file.stem for file in files if f"class {name}".encode() in file.read_bytes()]
+        example = f"did you mean {holders[0]}.{name}?" if holders else f"for example my_module.{name}"
+        raise ConfigError(f"{where}: got {name!r}, expected MODULE.CLASS, {example}")
     top = module.partition(".")[0]
     try:
         if (file := _file_of(top, folder)) is not None:
@@ -77,13 +81,14 @@ def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
     except ConfigError as error:
         raise ConfigError(f"{where}: {name!r}: {error}") from None
     except ModuleNotFoundError as error:
-        expected = (
-            f"; expected {folder / top}.py or an installed package" if folder and error.name == top else ""
-        )
+        if folder is None or error.name != top:
+            raise ConfigError(f"{where}: {name!r} cannot be imported: {_load_fault(error)}") from error
+        close = get_close_matches(top, [file.stem for file in folder.glob("*.py")], n=1)
+        near = f" (did you mean {close[0]}{name.removeprefix(top)}?)" if close else ""
+        expected = f"{near}; expected {folder / top}.py or an installed package"
         raise ConfigError(f"{where}: {name!r} cannot be imported: {error}{expected}") from error
     except Exception as error:  # whatever a module does when it is loaded
-        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{where}: {name!r} cannot be imported: {reason}") from error
+        raise ConfigError(f"{where}: {name!r} cannot be imported: {_load_fault(error)}") from error
 
 
 def import_class(name: str, folder: Path | None, where: str, methods: Sequence[str], expected: str) -> Any:
@@ -117,9 +122,26 @@ def fault_of(error: Exception, *, message: bool = True) -> str:
         for frame in frames
         if any(frame.filename.startswith(f"{folder}{os.sep}") for folder in _FOLDERS)
     ]
-    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+    file, line = (own[-1].filename, own[-1].lineno) if own else (None, None)
     text = " ".join(str(error).split()) if message else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        file, line, text = (
+            error.filename,
+            error.lineno,
+            f"{error.msg}: {(error.text or '').strip()}".rstrip(": "),
+        )
+    place = f"{Path(file).name}:{line}: " if file else ""
     return f"{place}{type(error).__name__}{f': {text}' if text else ''}"
+
+
+def _load_fault(error: Exception) -> str:
+    """Return why a module cannot be loaded, with file and line in the user's code, and the next step."""
+    place = fault_of(error).removeprefix("ModuleNotFoundError: ").removeprefix("ImportError: ")
+    if isinstance(error, SyntaxError) and "codec can't decode" in str(error) and error.filename:
+        return f"{Path(error.filename).name} is not UTF-8; save it as UTF-8: {utf8_advice(Path(error.filename))}; then rename it"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{place}; install the package, or correct the name"
+    return f"{place}; correct the file and run the command again"
 
 
 @coroutine

@@ -163,8 +163,26 @@ def test_a_downloaded_yaml_without_code_is_read(tmp_path: Path) -> None:
     [
         ("json", "", r"here: 'json\.A': the module name 'json' is taken by .*; rename .*json\.py"),
         ("this", "", r"'this' is a module of Python; rename"),
-        ("plug_broken", "1 / 0", r"'plug_broken\.A' cannot be imported: ZeroDivisionError"),
-        ("plug_lacking", "import plug_absent", r"cannot be imported: No module named 'plug_absent'\Z"),
+        (
+            "plug_broken",
+            "\n1 / 0",
+            r"'plug_broken\.A' cannot be imported: plug_broken\.py:2: ZeroDivisionError: .* run ",
+        ),
+        (
+            "plug_lacking",
+            "import plug_absent",
+            r"plug_lacking\.py:1: ModuleNotFound.*'plug_absent'; install the package",
+        ),
+        (
+            "plug_syntax",
+            "\ndef f(",
+            r"imported: plug_syntax\.py:2: SyntaxError: '\(' was never closed: def f\(; correct",
+        ),
+        (
+            "plug_name",
+            "from afm import Nope",
+            r"imported: plug_name\.py:1: ImportError: cannot import name 'Nope'",
+        ),
     ],
 )
 def test_what_cannot_be_imported_is_explained(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -174,8 +192,25 @@ def test_what_cannot_be_imported_is_explained(tmp_path: Path, name: str, text: s
 
 
 def test_a_module_that_is_nowhere_is_expected_beside_the_yaml(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected .*plug_nowhere\.py or an installed package"):
+    with pytest.raises(
+        ConfigError, match=r"named 'plug_nowhere'; expected .*plug_nowhere\.py or an installed package"
+    ):
         import_module_of("plug_nowhere.A", tmp_path, "here")
+    write(tmp_path, "plug_somewhere.py", "class Clock: ...")
+    with pytest.raises(ConfigError, match=r"\(did you mean plug_somewhere\.Clock\?\)"):
+        import_module_of("plugsomewhere.Clock", tmp_path, "here")
+    with pytest.raises(
+        ConfigError, match=r"got 'Clock', expected MODULE.CLASS, did you mean plug_somewhere\.Clock\?"
+    ):
+        import_module_of("Clock", tmp_path, "here")
+
+
+def test_python_code_that_is_not_utf_8_gets_a_command_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "plug_latin.py").write_bytes('"""Römisch."""'.encode("latin-1"))
+    with pytest.raises(
+        ConfigError, match=r"plug_latin\.py is not UTF-8; save it as UTF-8: iconv -f .*_utf8\.py"
+    ):
+        import_module_of("plug_latin.A", tmp_path, "here")
 
 
 def test_two_folders_with_one_module_name_are_not_mixed_up(tmp_path: Path) -> None:

@@ -383,7 +383,10 @@ def checked_name(name: str, place: str, *, own: bool = False) -> str:
     """
     if name in SCORERS or (own and "." in name.strip(".")):
         return name
-    raise ConfigError(f"{place}: reward {name!r} is unknown, {suggestion(name, SCORERS)}")
+    own_class = f"; a class of your own in FILE.py beside this YAML: FILE.{name}" * (
+        own and name[:1].isupper()
+    )
+    raise ConfigError(f"{place}: reward {name!r} is unknown, {suggestion(name, SCORERS)}{own_class}")
 
 
 def scorer_class(name: str, folder: Path | None, where: str) -> type[Scorer]:

@@ -21,7 +21,7 @@ from pydantic import Field, field_validator
 
 from afm.agents import AgentSpec
 from afm.configuration import Settings, read_mapping, validated
-from afm.errors import AfmError, BadArgumentError, ConfigError, Fault, TrajectoryError, suggestion
+from afm.errors import AfmError, BadArgumentError, ConfigError, Fault, TrajectoryError, code_place, suggestion
 from afm.file_kinds import configs_folder
 from afm.plugins import import_module_of, own_code_error
 from afm.tools.base import ConfiguredTool, ReadingTool, Tool, ToolContext, ToolSchema, TrustedTool
@@ -205,8 +205,6 @@ def _folder_of(source: str | Path | Mapping[str, Any]) -> Path | None:
 
 def _tool_class(name: str, where: str, folder: Path | None) -> type[ConfiguredTool]:
     module_name, _, class_name = name.rpartition(".")
-    if not module_name:
-        raise ConfigError(f"{where}: got {name!r}, expected a dotted name such as afm.tools.code.CodeTool")
     if name.startswith("verl.tools."):
         raise ConfigError(f"{where}: {name!r} is a tool of verl, {_ours_for(module_name)}")
     module = import_module_of(name, folder, where)
@@ -215,15 +213,21 @@ def _tool_class(name: str, where: str, folder: Path | None) -> type[ConfiguredTo
     if kind is None:
         hint = suggestion(class_name, classes) if classes else "it defines no tool"
         raise ConfigError(f"{where}: {module_name} has no class {class_name!r}; {hint}")
-    if not callable(getattr(kind, "from_config", None)) or inspect.isabstract(kind):
-        raise ConfigError(
-            f"{where}: {name!r} is not a tool class: it lacks the class method from_config or has abstract methods"
-        )
+    lacks = (
+        []
+        if callable(getattr(kind, "from_config", None))
+        else ["`@classmethod def from_config(cls, config, context)`"]
+    )
+    lacks += [f"`def {each}`, which is abstract" for each in sorted(getattr(kind, "__abstractmethods__", ()))]
     for method in ("call", "close"):
-        if not inspect.iscoroutinefunction(getattr(kind, method, None)):
-            raise ConfigError(
-                f"{where}: {name!r} is not a tool class: expected a method `async def {method}`"
-            )
+        present = getattr(kind, method, None)
+        if not lacks and not inspect.iscoroutinefunction(present):
+            got = f", got {code_place(present, method)} without `async`" if callable(present) else ""
+            lacks.append(f"a method `async def {method}`{got}")
+    if lacks:
+        raise ConfigError(
+            f"{where}: {name!r} is not a tool class: expected {', '.join(lacks)} (docs/tutorials/own_tool.md)"
+        )
     return kind  # type: ignore[no-any-return]
 
 

@@ -69,6 +69,7 @@ async def test_a_row_cannot_have_a_module_imported() -> None:
         ("my_own_rewards.NoScorer", "expected a class with async methods"),
         ("my_own_rewards.Backward", "my_own_rewards has no class 'Backward'; did you mean 'Backwards'"),
         ("no_such_module.X", "cannot be imported: No module named"),
+        ("Backwards", r"a class of your own in FILE.py beside this YAML: FILE\.Backwards"),
     ],
 )
 async def test_what_is_no_scorer_is_explained(name: str, message: str) -> None:

@@ -14,3 +14,14 @@ def entry(kind: str, name: str, **config: Any) -> dict[str, Any]:
 def opened(kind: str, name: str, **config: Any) -> Any:
     """The tool of such an entry."""
     return load_tools({"tools": [entry(kind, name, **config)]})[name]
+
+
+class Blocking:
+    """A tool whose call is not async."""
+
+    @classmethod
+    def from_config(cls, _config: object, _context: object) -> "Blocking":
+        return cls()
+
+    def call(self, argument: str) -> str:
+        return argument
