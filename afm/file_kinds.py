@@ -58,7 +58,10 @@ RL_FILE = _kind(
     "an `afm rl` file", "afm rl settings", "train_files val_files verl platform", "run afm rl FILE"
 )
 EVAL_FILE = _kind(
-    "an `afm eval` file", "evaluation settings", "benchmark data rounds", "run afm eval FILE model=DIR"
+    "an `afm eval` file",
+    "evaluation settings",
+    "benchmark data rounds sampling parallel",
+    "run afm eval FILE model=DIR",
 )
 TOOLS_FILE = _kind(
     "a list of tools",

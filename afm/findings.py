@@ -176,6 +176,10 @@ def made_by(path: str | Path) -> str:
             return f"; to make it: python data/{name}/download.py && data/{name}/prepare.sh"
         case ["data", name, _, *_] if (root / "train" / name / "all.sh").is_file():
             return f"; to make it: train/{name}/all.sh, which trains too"
+        case ["data", name, _, *_] if (root / "configs/data" / f"{name}.yaml").is_file():
+            raw = f"data/{name}/raw"
+            prepare = f"afm data prepare published {name} --all --data {raw} --output-dir data/{name}"
+            return f"; to make it: afm data download {name} --all --output-dir {raw} && {prepare}"
         case ["models", name] if name in published:
             fetch = f"afm data download models --output-dir models --only {name}"
             return f"; train it (docs/sft.md), or fetch the published one: {fetch}"

@@ -131,7 +131,8 @@ def resolve(config_path: str | Path, overrides: Sequence[str] = ()) -> SftJob:
     _check_keys(config, config_path, overrides)
     output_dir = config.get("output_dir")
     if not isinstance(output_dir, str) or not output_dir:
-        raise ConfigError(f"{config_path}: output_dir: got {output_dir!r}, expected a folder; output_dir=DIR")
+        got = "missing" if output_dir is None else f"got {output_dir!r}"
+        raise ConfigError(f"{config_path}: output_dir: {got}, expected a folder; give output_dir=DIR")
     if config.get("resume_from_checkpoint") is None:
         config.pop("resume_from_checkpoint", None)  # stock configurations contain null for "not set"
     stock, own = split_config(config, str(config_path), overrides)

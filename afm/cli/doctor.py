@@ -211,14 +211,14 @@ _SHARED = frozenset({"rewards", "limits"})
 
 def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
     """Return which of the six kinds a file is. Another kind, or two kinds, is an error."""
-    from afm.configuration import override_key, read_extended, read_file
+    from afm.configuration import override_key, read_extended
 
     if not config.is_file():
         state = "is a folder" if config.is_dir() else no_such_file(config)
         raise UsageError(
             f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation, tools or an agent"
         )
-    other = kind_of(read_file(config))
+    other = _kind_through_bases(config)
     if other in (AGENT_FILE, CODE_SERVER_FILE):
         return other
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
@@ -242,6 +242,21 @@ def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
         first, second = ((sorted(kind.keys & set(data))[0], kind.name) for kind in matches[:2])
         message = f"both {first[0]!r} of {first[1]} and {second[0]!r} of {second[1]}"
     raise ConfigError(f"{config}: expected keys of {expected}, or a list of `tools`; found {message}")
+
+
+def _kind_through_bases(config: Path, seen: frozenset[Path] = frozenset()) -> FileKind | None:
+    """Return the kind of a file, or of the first file that it extends if its own keys do not decide."""
+    from afm.agents.load import shipped_agents
+    from afm.configuration import read_file
+
+    data = read_file(config)
+    kind, names = kind_of(data), data.get("extends")
+    if kind is not None or not names or config.resolve() in seen:
+        return kind
+    base = str(names[0] if isinstance(names, list) else names)
+    if base in shipped_agents() and not (config.parent / base).exists():
+        return AGENT_FILE
+    return _kind_through_bases(config.parent / base, seen | {config.resolve()})
 
 
 _WORDS = {Level.OK: "ok", Level.WARNING: "warn", Level.ERROR: "fail"}

@@ -131,10 +131,16 @@ def tool_findings(tools: Mapping[str, Tool], file: ToolsFile | None = None) -> I
     troubles = asyncio.run(tool_troubles(tools.values()))
     for name in sorted(tools):
         if name in troubles:
-            text = f"{name}: {troubles[name]}; start it before the run where every node can reach it (docs/tools.md)"
-            yield Finding(Level.WARNING, "tools", text)
+            yield Finding(Level.WARNING, "tools", f"{name}: {troubles[name]}; {_advice(tools[name])}")
         else:
             yield Finding(Level.OK, "tools", f"{name}: {_place(tools[name], declared.get(name))}")
+
+
+def _advice(tool: Tool) -> str:
+    if not (isinstance(tool, ServedTool) and tool.servers):
+        return "see docs/sandbox.md"
+    known = tool.name in ("code", "crawl_page", "visual_inspector", "web_search", "wiki_search")
+    return f"start it: tool_servers/servers.sh start {tool.name}" if known else "start it (docs/tools.md)"
 
 
 def loopback_findings(

@@ -15,9 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from afm.cli.commands import app
-from afm.cli.doctor import next_command, print_table
+from afm.cli.doctor import _kind_to_check, next_command, print_table
 from afm.cli.doctor_machine import diagnose_machine, package_findings
-from afm.file_kinds import RL_FILE, SFT_FILE
+from afm.errors import ConfigError
+from afm.file_kinds import AGENT_FILE, EVAL_FILE, FILE_KINDS, RL_FILE, SFT_FILE
 from afm.findings import Finding, Level, driver_finding, gpu_findings, try_imports
 from afm.terminal import afm_command
 
@@ -307,3 +308,21 @@ def test_json_is_json_for_what_is_no_configuration_too(tmp_path: Path, content: 
     report = doctor(file, "--json")
     assert report["ok"] is False
     assert [(one["status"], one["subject"]) for one in report["findings"]] == [("fail", "config")]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda file: file.stem)
+def test_each_shipped_file_is_recognised_also_through_what_it_extends(file: Path) -> None:
+    try:
+        assert _kind_to_check(file, []) in FILE_KINDS
+    except ConfigError as error:
+        assert re.search(r"this is an? .*, which afm doctor does not check; \w+ .*afm ", str(error))
+
+
+def test_a_part_of_an_evaluation_is_not_one_of_a_training(tmp_path: Path) -> None:
+    assert _kind_to_check(ROOT / "configs/eval/math.yaml", []) is EVAL_FILE
+    (tmp_path / "mine.yaml").write_text("extends: math\nname: mine\n")
+    (tmp_path / "again.yaml").write_text("extends: mine.yaml\nname: again\n")
+    assert _kind_to_check(tmp_path / "again.yaml", []) is AGENT_FILE
+    (tmp_path / "mine.yaml").write_text("extends: again.yaml\nname: mine\n")
+    with pytest.raises(ConfigError, match="`extends` is circular"):
+        _kind_to_check(tmp_path / "again.yaml", [])

@@ -751,7 +751,12 @@ SERVERS: list[tuple[str, int, tuple[str, ...]]] = [
     ),
     ("code --config {T}/wide.yaml", 1, ("byte 1 is not UTF-8; expected code server settings", "iconv")),
     ("code --config {T}/list.yaml", 1, ("got list, expected a mapping of code server settings",)),
-    ("code --config {T}/endless.yaml", 1, ("sampling: unknown key; expected one of: finish_s",)),
+    (
+        "code --config {T}/endless.yaml",
+        1,
+        ("this is an `afm eval` file, expected an `afm serve code` file; run",),
+    ),
+    ("code --config {T}/odd.yaml", 1, ("temperature: unknown key; expected one of: finish_s",)),
     ("wiki_search", 1, ("no index; name its folder with --index",)),
     ("wiki_search --index {T}", 1, ("build it with: afm serve wiki build CORPUS.jsonl --output-dir {T}",)),
     ("mcp --tools {T}/good.jsonl", 1, ("holds rows of data, expected a YAML of tools settings",)),
@@ -786,6 +791,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "numbers.yaml": "1: 2\n",
         "bomb.yaml": "a: &a [1]\n"
         + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi")),
+        "odd.yaml": "temperature: 1\n",
         "endless.yaml": "sampling: {temperature: .inf}\n",
         "circle.yaml": "a: &a [*a]\n",
         "deep.jsonl": "[" * 100_000 + "\n",

@@ -60,7 +60,7 @@ def test_overrides_that_are_none_are_wrong_usage(config, override):
     [
         ("- a", "expected a mapping"),
         ("a: [", "cannot be read as YAML"),
-        ("bf16: true", "output_dir: got None"),
+        ("bf16: true", "output_dir: missing, expected a folder; give output_dir=DIR"),
         ("output_dir: a\nthreads: 0", "threads: got 0"),
         ("output_dir: a\nagent: mathe", "agent 'mathe' is not shipped .did you mean 'math'"),
         (

@@ -196,6 +196,11 @@ def test_the_command_fails_when_the_training_would(data):
     result = CliRunner().invoke(app, ["doctor", str(RECIPE), f"dataset_dir={data}/no"])
     assert result.exit_code == 1
     assert "dataset_info.json: no such file; `afm data prepare sft` writes it" in result.output
+    published = CliRunner().invoke(app, ["doctor", str(CONFIGS / "sft/agent_flan_qwen2.5_7b.yaml")])
+    assert (
+        "; to make it: afm data download agent_flan --all --output-dir data/agent_flan/raw && "
+        in published.output
+    )
 
 
 SAID = "<think>I look.</think><code>print(1)</code>\n<observation>1</observation>\n<answer>1</answer>"

@@ -8,7 +8,7 @@ from site_server import Site
 from tool_entries import entry
 
 from afm.tools import load_tools
-from afm.tools.health import loopback_findings, tool_troubles, unanswered
+from afm.tools.health import loopback_findings, tool_findings, tool_troubles, unanswered
 
 
 @pytest.fixture
@@ -39,6 +39,13 @@ async def test_tools_whose_servers_are_silent_are_told_with_the_address(server: 
     assert troubles["unwell"].startswith(f"no server answers at {NOBODY} (ConnectError")
     assert server not in troubles["unwell"]
     assert troubles["remote"].startswith(f"no server answers at {NOBODY}")
+
+
+def test_the_advice_starts_the_server_that_is_silent() -> None:
+    declared = [entry("search.WikiSearchTool", name, urls=[NOBODY]) for name in ("wiki_search", "mine")]
+    mine, wiki = tool_findings(load_tools({"tools": declared}))
+    assert wiki.next_step == "start it: tool_servers/servers.sh start wiki_search"
+    assert mine.next_step == "start it (docs/tools.md)"
 
 
 @pytest.mark.sandbox
