@@ -49,10 +49,11 @@ def figures() -> object:
 # 220 lines for advice that names the real file, key or command instead of a placeholder or the nearest spelling;
 # 100 lines for files of sandbox servers in `afm doctor`, judges on the loopback, and runs that stopped or have nothing left to do;
 # 80 lines for Ctrl-C that is answered, and for mistakes of a first day that are refused with the next step;
-# 90 lines for logs: commands that an error advises, agents next to the rows, thoughts in the prompt, settings that differ.
+# 90 lines for logs: commands that an error advises, agents next to the rows, thoughts in the prompt, settings that differ;
+# 230 lines for the stumbles that three walks left: dry runs of reinforcement, own tools and rewards, logs, kinds of YAML.
 WALLS = {
     "files": 358,
-    "lines": 87_770,
+    "lines": 88_000,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
