@@ -6,7 +6,6 @@ Every error names the file, the key path, the value found and what was expected.
 from __future__ import annotations
 
 import re
-import shlex
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
-from afm.errors import ConfigError, RepeatedErrors, UsageError, no_such_file, suggestion, utf8_advice
+from afm.errors import (
+    ConfigError,
+    RepeatedErrors,
+    UsageError,
+    no_such_file,
+    suggestion,
+    utf8_advice,
+    yaml_fault,
+)
 from afm.file_kinds import FILE_KINDS, kind_of
 from afm.plugins import check_code_of
 
@@ -76,13 +83,14 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+        seen: dict[str, int] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
                 if key.value in seen:
-                    line = key.start_mark.line + 1
-                    raise ConfigError(f"line {line}: key {key.value!r} is set twice in one mapping")
-                seen.add(key.value)
+                    twice = f"key {key.value!r} is set twice in one mapping, first in line {seen[key.value]}"
+                    raise ConfigError(f"line {line}: {twice}")
+                seen[key.value] = line
         return super().construct_mapping(node, deep=deep)
 
 
@@ -102,18 +110,6 @@ def describe_yaml(path: Path) -> str:
         data = None
     kind = kind_of(data) if isinstance(data, dict) else None
     return "this is a YAML" if kind is None else f"this is {kind.name}; {kind.use_of(path)}"
-
-
-def _fault(error: Exception, path: Path) -> str:
-    """Return the place and the text of a fault, and where the open part began."""
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return " ".join(str(error).split())
-    at, begun = error.problem_mark, error.context_mark
-    where = f"line {at.line + 1}, column {at.column + 1}: " if at else ""
-    since = f" {error.context} that begins in line {begun.line + 1}" if error.context and begun else ""
-    if at and str(error.problem).startswith("found character '\\t'"):
-        return f"{where}a tab, expected spaces; this replaces all tabs: sed -i 's/\\t/  /g' {shlex.quote(str(path))}"
-    return f"{where}{error.problem}{since}"
 
 
 def _refuse_other_kind(path: Path, data: Mapping[str, Any], what: str) -> None:
@@ -150,13 +146,17 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
-        advice = f"save it as UTF-8: {utf8_advice(path, 'UTF-16')}"
-        if not error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-            advice = "save it as UTF-8, or give the right file"
-        why = f"byte {error.start + 1} is not UTF-8; expected {what}; {advice}"
+        wide = error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+        advice = f"save it as UTF-8: {utf8_advice(path, *['UTF-16'] * wide)}"
+        if not wide and b"\0" in error.object:
+            advice = "give the right file"
+        line = error.object.count(b"\n", 0, error.start) + 1
+        why = f"byte {error.start + 1} (line {line}) is not UTF-8; expected {what}; {advice}"
         raise ConfigError(f"{path}: cannot be read as YAML: {why}") from None
     except (yaml.YAMLError, OSError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {_fault(error, path)}; expected {what}") from None
+        raise ConfigError(
+            f"{path}: cannot be read as YAML: {yaml_fault(error, path)}; expected {what}"
+        ) from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         if isinstance(data, dict):
             odd = next(key for key in data if not isinstance(key, str))

@@ -231,6 +231,34 @@ def utf8_advice(path: Path, encoding: str = "WINDOWS-1252") -> str:
     return f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
 
 
+_YAML_ADVICE = {
+    r"expected <block end>, but found '<scalar>'": "the quotes end before the text does; write '' for each ' in a text between '",
+    r"expected <block end>, .*": "the line is indented like no line above it; keys of one mapping begin in the same column",
+    r"expected ',' or '([}\]])', but got .*": r"'\1' is missing, or quotes around a text with ': ' or quotes in it",
+    r"mapping values are not allowed here": "a second ': ', or a wrong indentation; put a text with ': ' between quotes",
+    r"could not find expected ':'": "a key lacks ': ' after it",
+    r"found unexpected end of stream": "quotes that are opened in the text are not closed",
+    r"found character '([@`%])' .*": r"no text begins with \1; put it between quotes",
+}
+"""Maps problems in the parser's words to what to change."""
+
+
+def yaml_fault(error: Exception, path: Path) -> str:
+    """Return the place of a fault in a YAML, in the words of its author: where the open part began, and the line."""
+    at, begun = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    if at is None:
+        return " ".join(str(error).split())
+    problem = str(getattr(error, "problem", ""))
+    where = f"line {at.line + 1}, column {at.column + 1}: "
+    if problem.startswith("found character '\\t'"):
+        return f"{where}a tab, expected spaces; this replaces all tabs: sed -i 's/\\t/  /g' {shlex.quote(str(path))}"
+    known = ((re.fullmatch(pattern, problem), text) for pattern, text in _YAML_ADVICE.items())
+    said = next((match.expand(text) for match, text in known if match), problem)
+    since = f" (begun in line {begun.line + 1})" if begun and begun.line < at.line else ""
+    line = (at.get_snippet(indent=0, max_length=70) or "").partition("\n")[0]
+    return f"{where}{said}{since}{f', in: {line.strip()}' if line else ''}"
+
+
 def with_path(text: str, path: str | Path) -> str:
     """Return a command that advises ``FILE`` with the file that is meant."""
     return re.sub(r"(?<= )FILE\b", lambda match: shlex.quote(str(path)), text)

@@ -63,7 +63,7 @@ def test_path_object_is_never_taken_for_a_shipped_name(
         ("roles: {answer: {kind: answer}}\ntransitions: {start: [answer]}", "name: missing, but required"),
         (
             "extends: math\nlimits:\n  max_turns: 1\n  max_turns: 2",
-            "line 4: key 'max_turns' is set twice in one mapping",
+            "line 4: key 'max_turns' is set twice in one mapping, first in line 3",
         ),
         (
             "extends: wbe",

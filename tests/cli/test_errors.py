@@ -74,6 +74,42 @@ def test_a_tab_in_a_yaml_is_answered_with_the_command_that_replaces_it(tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "a:\n    b: 1\n   c: 2",
+            "line 3, column 4: the line is indented like no line above it; keys of one mapping begin",
+        ),
+        ("a: {x: one: two}", "line 1, column 11: '}' is missing, or quotes around a text with ': '"),
+        (
+            "a: [1, 2\nb: 3",
+            "line 2, column 2: ']' is missing, or quotes around a text with ': ' or quotes in it (begun in line 1)",
+        ),
+        (
+            "a: one: two",
+            "line 1, column 7: a second ': ', or a wrong indentation; put a text with ': ' between quotes, in: a: one",
+        ),
+        ("a: 'it's'", "line 1, column 8: the quotes end before the text does; write '' for each '"),
+        (
+            'a: "x\nb: 2',
+            "line 2, column 5: quotes that are opened in the text are not closed (begun in line 1)",
+        ),
+        (
+            "a: @x",
+            "line 1, column 4: no text begins with @; put it between quotes, in: a: @x; expected settings",
+        ),
+        ("x: 1\nb\nc: 2", "line 3, column 1: a key lacks ': ' after it (begun in line 2)"),
+    ],
+)
+def test_a_fault_in_a_yaml_is_told_in_plain_words_with_its_line(tmp_path, text, fault):
+    path = tmp_path / "agent.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as wrong:
+        read_file(path)
+    assert str(wrong.value).startswith(f"{path}: cannot be read as YAML: {fault}")
+
+
+@pytest.mark.parametrize(
     ("table", "row", "advice"),
     [
         ("csv", "frage,answer,data_source\na,b,c\n", "{file} --question-key frage --answer-key answer --out tasks.jsonl`"),

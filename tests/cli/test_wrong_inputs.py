@@ -711,9 +711,13 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "doctor {T}/wide.yaml",
         1,
-        ("byte 1 is not UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide.yaml > {T}/wide_utf8.yaml"),
+        ("byte 1 (line 1) is not UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide.yaml > {T}/wide_utf8.yaml"),
     ),
-    ("doctor {T}/latin.yaml", 1, ("byte 5 is not UTF-8", "save it as UTF-8")),
+    (
+        "doctor {T}/latin.yaml",
+        1,
+        ("byte 5 (line 1) is not UTF-8", "save it as UTF-8: iconv -f WINDOWS-1252 -t UTF-8 {T}/latin.yaml >"),
+    ),
     (
         "import {T}/m.gguf -o {T}/im",
         1,
@@ -749,7 +753,11 @@ SERVERS: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("this is a list of tools, expected an `afm serve code` file", "afm doctor"),
     ),
-    ("code --config {T}/wide.yaml", 1, ("byte 1 is not UTF-8; expected code server settings", "iconv")),
+    (
+        "code --config {T}/wide.yaml",
+        1,
+        ("byte 1 (line 1) is not UTF-8; expected code server settings", "iconv"),
+    ),
     ("code --config {T}/list.yaml", 1, ("got list, expected a mapping of code server settings",)),
     (
         "code --config {T}/endless.yaml",
