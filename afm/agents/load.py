@@ -131,13 +131,15 @@ def _find(name_or_path: str | Path, base: Path) -> Path:
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) and not isinstance(name_or_path, Path):
         if name in shipped_agents():
             return _SHIPPED_FOLDER / f"{name}.yaml"
-        raise ConfigError(
-            f"agent {name!r} is not shipped ({suggestion(name, shipped_agents())}); or pass the path of a YAML"
-        )
+        own = base / f"{name}.yaml"
+        hint = f"did you mean {own}?" if own.is_file() else suggestion(name, shipped_agents())
+        raise ConfigError(f"agent {name!r} is not shipped ({hint}); or pass the path of a YAML")
     path = base / Path(name_or_path).expanduser()
     if (trained := model_folder(path) / MODEL_AGENT_FILE).is_file():
         return trained
     if not path.is_file():
+        if name.lower() in shipped_agents():
+            raise ConfigError(f"agent {name!r} is not shipped; did you mean {name.lower()!r}?")
         raise ConfigError(
             f"{path}: {no_such_file(path, 'agent file')}; expected a YAML, or one of: {', '.join(shipped_agents())}"
         )

@@ -183,12 +183,12 @@ class AgentSpec(Settings):
             raise ValueError(f"role {START!r} is reserved for the beginning of a trajectory")
         for kind in (RoleKind.ANSWER, RoleKind.OBSERVATION):
             tags = self._tags(kind)
-            needed = kind is RoleKind.ANSWER or bool(self.tool_roles)
-            if len(tags) > 1 or (needed and not tags):
+            if len(tags) > 1 or (not tags and (kind is RoleKind.ANSWER or self.tool_roles)):
                 raise ValueError(f"expected exactly one role of kind {kind.value!r}, got {list(tags)}")
         for tag, role in self.roles.items():
             if (role.kind is RoleKind.TOOL) != (role.tool is not None):
-                raise ValueError(f"role {tag!r}: `tool` is required for kind 'tool', forbidden for others")
+                got = f"kind {role.kind.value!r} and tool {role.tool!r}; write `kind: tool` and `tool: NAME`, or neither"
+                raise ValueError(f"role {tag!r}: got {got}")
             if role.needs_thought and (role.no_thought or not self.thought_roles):
                 raise ValueError(f"role {tag!r}: needs_thought needs a thought role and excludes no_thought")
         self._check_transitions()

@@ -252,7 +252,7 @@ def _kind_through_bases(config: Path, seen: frozenset[Path] = frozenset()) -> Fi
     data = read_file(config)
     kind, names = kind_of(data), data.get("extends")
     if kind is not None or not names or config.resolve() in seen:
-        return kind
+        return kind or (AGENT_FILE if "roles" in data else None)  # an agent may lack its `transitions`
     base = str(names[0] if isinstance(names, list) else names)
     if base in shipped_agents() and not (config.parent / base).exists():
         return AGENT_FILE

@@ -6,13 +6,12 @@ import codecs
 import csv
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from afm.errors import DataError, MissingExtraError, no_such_file, utf8_advice
-from afm.trajectory.io import json_rows
+from afm.trajectory.io import json_rows, refuse_other_content
 
 _TABLES = {".tsv": "\t", ".csv": ","}
 _ARROW = ".arrow"
@@ -32,6 +31,8 @@ def published_rows(file: Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{no_such_file(file)}; expected one of {', '.join(SUFFIXES)}", path=str(file))
     if file.suffix in (".parquet", _ARROW):
         return columnar_rows(file)
+    if file.suffix not in (".jsonl", ".json"):
+        refuse_other_content(file, tables=True)
     if file.suffix in _TABLES:
         return _table_rows(file, _TABLES[file.suffix])
     if file.suffix in (".jsonl", ".json"):
@@ -87,11 +88,6 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
             if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
                 found = f"two columns are called {twice[0]!r}; rename one of them, or remove it"
                 raise DataError(found, path=str(file), line=1)
-            if repeated := [
-                name for name, count in Counter(table.fieldnames or ()).items() if name and count > 1
-            ]:
-                names = ", ".join(map(repr, repeated))
-                raise DataError(f"two columns are called {names}; rename one", path=str(file), line=1)
             for row in table:
                 if None in row or None in row.values():
                     wrong = f"expected {len(table.fieldnames or ())} fields, as in the first line"

@@ -185,15 +185,14 @@ def load_advantages(episodes: Path) -> Mapping[str, Any]:
 
 _BLANK, _SEPARATOR = re.compile(r"\s*"), re.compile(r"[\s,]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-_OTHER_CONTENT = {
+_OTHER_CONTENT: dict[bytes | tuple[bytes, ...], str] = {
     b"\x1f\x8b": "a file packed with gzip, expected rows as text; unpack it: gunzip -c FILE > ROWS.jsonl",
     b"\x28\xb5\x2f\xfd": "a file packed with zstd, expected rows as text; unpack it: zstd -dc FILE > ROWS.jsonl",
-    b"PK\x03\x04": "a zip archive, expected rows as text; unpack it: unzip FILE, or save the spreadsheet as CSV",
+    b"PK\x03\x04": "a spreadsheet or a zip archive, expected rows as text; save it as CSV: libreoffice --convert-to csv FILE",
     b"PAR1": "a parquet file, expected rows as text; write them so: python -c 'import sys, json, pyarrow.parquet as p; "
     "[print(json.dumps(row)) for row in p.read_table(sys.argv[1]).to_pylist()]' FILE > ROWS.jsonl. Questions in it are "
     "read by afm data prepare tasks FILE --data-source NAME -o TASKS.jsonl",
-    b"{'": "the text of a Python object, expected JSON; write each row with json.dumps(row)",
-    b"[{'": "the text of a Python object, expected JSON; write each row with json.dumps(row)",
+    (b"{'", b"[{'"): "the text of a Python object, expected JSON; write each row with json.dumps(row)",
 }
 """Maps the first bytes of files that are not JSON text to what they are and what to do."""
 _UTF_16 = {"UTF-16": (b"\xff\xfe", b"\xfe\xff"), "UTF-16LE": (b"{\0", b"[\0"), "UTF-16BE": (b"\0{", b"\0[")}
@@ -205,11 +204,12 @@ _TABLE = (
 _HEADER = re.compile(rb'("[^"]*"|[A-Za-z_][^{\[:"]*)[,;\t][^{\[]*\Z')
 
 
-def refuse_other_content(path: Path, *, lists: bool = True) -> None:
+def refuse_other_content(path: Path, *, lists: bool = True, tables: bool = False) -> None:
     """Name what a file is that cannot hold rows of JSON, by its first bytes and its first line.
 
     Args:
         lists: Whether the file, or a line of it, may be a JSON list.
+        tables: Whether it may be a table, also in UTF-16.
 
     Raises:
         DataError: It is packed, UTF-16, a table, or one object over several lines.
@@ -221,10 +221,11 @@ def refuse_other_content(path: Path, *, lists: bool = True) -> None:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
     text = line.removeprefix(BOM_UTF8).strip()
     got = next((what for head, what in _OTHER_CONTENT.items() if line.startswith(head)), None)
-    got = got or (_OVER_LINES if text == b"{" else _TABLE if _HEADER.match(text) else None)
+    got = got or (_OVER_LINES if text == b"{" else _TABLE if _HEADER.match(text) and not tables else None)
     if got is None and text.startswith(b"[") and not lists:
         got = f"a JSON list, expected one JSON object per line; {convert_advice(path)}"
-    if encoding := next((name for name, heads in _UTF_16.items() if line.startswith(heads)), None):
+    wide = {} if tables else _UTF_16
+    if encoding := next((name for name, heads in wide.items() if line.startswith(heads)), None):
         got = f"UTF-16, expected UTF-8; convert it: {utf8_advice(path, encoding)}"
     if got is not None:
         raise DataError(f"got {with_path(got, path)}", path=str(path), line=1)

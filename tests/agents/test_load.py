@@ -65,6 +65,11 @@ def test_path_object_is_never_taken_for_a_shipped_name(
             "extends: math\nlimits:\n  max_turns: 1\n  max_turns: 2",
             "line 4: key 'max_turns' is set twice in one mapping, first in line 3",
         ),
+        ("extends: Web", "extends: agent 'Web' is not shipped; did you mean 'web'?"),
+        (
+            "name: a\nprompt: x\nroles: {ask: {tool: code}, seen: {kind: observation}, answer: {kind: answer}}\ntransitions: {start: [answer]}",
+            "role 'ask': got kind 'text' and tool 'code'; write `kind: tool` and `tool: NAME`, or neither",
+        ),
         (
             "extends: wbe",
             "extends: agent 'wbe' is not shipped (did you mean 'web'?); or pass the path of a YAML",
@@ -74,6 +79,15 @@ def test_path_object_is_never_taken_for_a_shipped_name(
 def test_errors_name_file_key_and_expectation(tmp_path: Path, text: str, fault: str) -> None:
     path = write(tmp_path, "bad.yaml", text)
     assert failure(path).startswith(f"{path}: {fault}")
+
+
+def test_a_yaml_of_the_folder_is_named_when_its_ending_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "careful.yaml", "extends: math\nname: careful\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"'careful' is not shipped \(did you mean careful\.yaml\?\)"):
+        load_agent("careful")
 
 
 def test_every_error_has_its_line(tmp_path: Path) -> None:

@@ -439,7 +439,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "data prepare sft {T}/zip.jsonl --output-dir {T}/s",
         1,
-        ("got a zip archive", "save the spreadsheet as CSV"),
+        ("got a spreadsheet or a zip archive", "save it as CSV: libreoffice --convert-to csv {T}/zip.jsonl"),
     ),
     (
         "view {T}/packed.jsonl --index {T}/i.sqlite",
@@ -713,6 +713,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("byte 1 (line 1) is not UTF-8", "iconv -f UTF-16 -t UTF-8 {T}/wide.yaml > {T}/wide_utf8.yaml"),
     ),
+    ("doctor {T}/unordered.yaml", 1, ("unordered.yaml: transitions: missing, but required",)),
     (
         "doctor {T}/latin.yaml",
         1,
@@ -838,6 +839,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "loop").symlink_to(folder / "loop")
     (folder / "m.gguf").write_bytes(b"GGUF")
     (folder / "wide.yaml").write_text("model: m\n", encoding="utf-16")
+    agent = "name: a\nprompt: p\nroles: {answer: {kind: answer}}\nlimits: {max_turns: 1}\n"
+    (folder / "unordered.yaml").write_text(agent, encoding="utf-8")
     (folder / "latin.yaml").write_bytes(b'a: "\xfc"\n')
     (folder / "dangling").symlink_to(folder / "nowhere")
     return folder

@@ -443,6 +443,12 @@ def test_files_that_are_no_tables_at_all_are_errors(tmp_path):
         list(published_rows(tmp_path / "a.txt"))
     with pytest.raises(DataError, match="no such file"):
         list(published_rows(tmp_path / "b.jsonl"))
+    for name in ("q.xlsx", "renamed.csv"):
+        (tmp_path / name).write_bytes(b"PK\x03\x04\x14\0")
+        with pytest.raises(
+            DataError, match=rf"{name}:1: got a spreadsheet .* libreoffice --convert-to csv .*/{name}$"
+        ):
+            list(published_rows(tmp_path / name))
     (tmp_path / "c.jsonl").write_text('{"question": "q", "answer": ["a"]}\n{broken\n[1]\n')
     [_], bad, _ = read(tmp_path / "c.jsonl", "nq", tmp_path)
     assert [line for line, _ in bad] == [2, 3]
