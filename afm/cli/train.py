@@ -62,11 +62,22 @@ TRAINER, LAUNCHER = "llamafactory_patch.launcher", "verl_ext.launcher"
 
 
 def print_next(model: Path, config: Path) -> None:
-    """Print the command that evaluates ``model``, with the ``eval.yaml`` next to the training's YAML if there is one."""
-    recipe, words = config.with_name("eval.yaml"), ["CONFIG", f"model={model}"]
-    if recipe.is_file():
-        words = [str(recipe), f"model={model}", f"output_dir={model.with_name(f'eval_{model.name}')}"]
-    print(f"next: {afm_command()} eval {shlex.join(words)}")
+    """Print the command that evaluates ``model``, or the one that asks it if no evaluation of its task has its data here.
+
+    The evaluation is the ``eval.yaml`` next to the training's YAML, or the shipped one of the same task.
+    """
+    from afm.configuration import read_extended
+
+    folder = Path(os.path.normpath(config.parent / "../eval"))
+    task = config.stem.partition("_")[0]
+    shipped = (folder / f"{task}_world.yaml", folder / f"{task}.yaml")
+    ready = (
+        file for file in shipped if file.is_file() and Path(read_extended(file).get("data", "")).is_file()
+    )
+    recipe, words = config.with_name("eval.yaml"), ["ask", "--model", str(model)]
+    if recipe := recipe if recipe.is_file() else next(ready, None):
+        words = ["eval", str(recipe), f"model={model}", f"output_dir={model.with_name(f'eval_{model.name}')}"]
+    print(f"next: {afm_command()} {shlex.join(words)}")
 
 
 def rl(

@@ -199,7 +199,23 @@ def test_a_training_ends_with_the_command_that_evaluates_it_with_the_recipe_besi
     print_next(Path("runs/sft"), Path("elsewhere/sft.yaml"))
     beside, alone = capsys.readouterr().out.splitlines()[-2:]
     assert shlex.split(beside)[1:] in [[afm_command(), *words] for words in commands()]
-    assert alone == f"next: {afm_command()} eval CONFIG model=runs/sft"
+    assert alone == f"next: {afm_command()} ask --model runs/sft"
+
+
+def test_a_training_of_a_shipped_recipe_ends_with_the_evaluation_of_its_task_once_the_data_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipes = ROOT / "configs/tiny"
+    print_next(Path("runs/sft"), recipes / "sft/math.yaml")
+    data = tmp_path / "runs/quickstart/world/heldout.jsonl"
+    data.parent.mkdir(parents=True)
+    data.touch()
+    print_next(Path("runs/sft"), recipes / "sft/math.yaml")
+    without, ready = capsys.readouterr().out.splitlines()
+    assert without == f"next: {afm_command()} ask --model runs/sft"
+    evaluation = recipes / "eval/math_world.yaml"
+    assert ready == f"next: {afm_command()} eval {evaluation} model=runs/sft output_dir=runs/eval_sft"
 
 
 @pytest.mark.slow
