@@ -91,6 +91,11 @@ def lacks_model(path: str | Path) -> str:
         return ""
     if any(next(place.glob("global_step_*"), None) for place in (folder, folder / "checkpoints")):
         return f"holds checkpoints of a training run, export one first: afm export {shlex.quote(str(path))}"
+    if (folder / "rl_config.yaml").is_file():
+        config = shlex.quote(str(folder / "rl_config.yaml"))
+        return f"its training has saved no checkpoint yet; if it has stopped, resume it: afm rl {config}"
+    if (folder / "sft_config.yaml").is_file():
+        return "its training has not ended; if it has stopped, resume it with the same `afm sft` command"
     return "holds no model (config.json)"
 
 

@@ -80,8 +80,11 @@ def test_wrong_usage_says_what_is_missing(talker_folder, tmp_path):
     bare, own, agent = tmp_path / "bare", tmp_path / "own.yaml", talker_folder / "agent.yaml"
     shutil.copytree(talker_folder, bare, ignore=shutil.ignore_patterns("agent.yaml"))
     own.write_text("extends: math\nname: own\nroles: {code: {tool: teleport}}\n")
+    (rl := tmp_path / "rl").mkdir()
+    (rl / "rl_config.yaml").touch()
     for words, message in (
         (("Q", "--model", tmp_path), "holds no model"),
+        (("Q", "--model", rl), rf"no checkpoint yet; .* resume it: afm rl {rl}/rl_config.yaml"),
         (("Q", "--model", bare), "the agent is unknown"),
         (("Q", "--model", talker_folder, "--agent", "mat"), r"--agent mat: .*did you mean 'math'"),
         ((" ", "--model", talker_folder), "empty"),
