@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from math import inf, isfinite
 from pathlib import Path
@@ -109,6 +110,11 @@ def filter_files(
     file = summary.folder / "dropped.jsonl"
     lost = {name: count for name, count in summary.funnel.dropped.items() if name != "unreadable"}
     print_losses(lost, examples := first_reasons(file, lost), file)
+    if others := summary.funnel.others:
+        counts = ", ".join(f"{plural(count, 'row')} of {name!r}" for name, count in sorted(others.items()))
+        advice = "filter the rows of each agent on their own, with its --agent"
+        text = f"{counts}: another agent than {spec.name!r}, whose rules they were checked by; {advice}"
+        print(f"warning: {visible(text)}", file=sys.stderr)
     for note in _notes(plan, summary):
         print(f"note: {note}")
     if not summary.funnel.kept:

@@ -33,6 +33,7 @@ def rows(tmp_path):
     return path
 
 
+OF_QA = ("--rewards", ROOT / "configs/rewards/qa.yaml")
 PRESET = ("--config", ROOT / "configs/filters/mhqa.yaml")
 
 
@@ -81,8 +82,21 @@ def test_the_wrong_agent_keeps_nothing(rows, tmp_path):
         run(rows, "--agent", "math", "--output-dir", tmp_path / "out")
 
 
+def test_rows_of_another_agent_are_counted_in_one_warning_now_and_when_the_finished_run_is_read_again(
+    rows, tmp_path
+):
+    first, second, third = rows.read_text().splitlines(keepends=True)
+    rows.write_text(first.replace('"agent":"mhqa"', '"agent":"math"') + second + third)
+    for _ in range(2):
+        done = run(rows, *OF_QA, "--agent", "mhqa", "--output-dir", tmp_path / "out", "--no-picture")
+        assert done.stderr.startswith("warning: 1 row of 'math': another agent than 'mhqa', ")
+        assert done.stderr.count("\n") == 1
+        assert "3 of 3 kept" in done.stdout
+
+
 def test_without_an_agent_the_rows_name_theirs(rows, tmp_path):
-    done = run(rows, "--rewards", ROOT / "configs/rewards/qa.yaml", "--output-dir", tmp_path / "out")
+    done = run(rows, *OF_QA, "--output-dir", tmp_path / "out")
+    assert done.stderr == ""
     assert "3 of 3 kept" in done.stdout
     out = ["--output-dir", str(tmp_path / "sft")]
     text = rows.read_text()

@@ -187,6 +187,7 @@ class Funnel:
             run dropped count under :data:`EARLIER` and that name. All these names after the first 32 count as one.
         copies: Rows added by repeating kept ones. They are not part of ``kept``.
         order: Known names of stages.
+        others: Number of rows by the agent that they name, if it is not the agent of the run.
     """
 
     seen: int = 0
@@ -194,6 +195,7 @@ class Funnel:
     dropped: Counter[str] = field(default_factory=Counter)
     copies: int = 0
     order: tuple[str, ...] = ()
+    others: Counter[str] = field(default_factory=Counter)
 
     def add(self, *, kept: bool, reason: str = "", copies: int = 0, earlier: bool = False) -> None:
         """Count one row.
@@ -230,13 +232,15 @@ class Funnel:
             "copies": self.copies,
             "written": self.kept + self.copies,
             "stages": [{**asdict(stage), "left": stage.left} for stage in self.stages()],
+            **({"other_agents": dict(self.others)} if self.others else {}),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], order: tuple[str, ...]) -> Funnel:
         """Read the result of :meth:`as_json`."""
         dropped = Counter({stage["name"]: stage["dropped"] for stage in data["stages"] if stage["dropped"]})
-        return cls(data["seen"], data["kept"], dropped, data["copies"], order)
+        others = Counter(data.get("other_agents", {}))
+        return cls(data["seen"], data["kept"], dropped, data["copies"], order, others)
 
 
 _KEPT, _DROPPED = "#2a6f97", "#e0e4e8"

@@ -125,6 +125,8 @@ def _taken(
             row = unreadable_row(chunk.path, number, decision.error, line)
             outputs.write(UNREADABLE_FILE, json.dumps(row, ensure_ascii=False).encode() + b"\n")
             continue
+        if decision.other:
+            funnel.others[decision.other] += 1
         whole = decision.line or line.rstrip(b"\n") + b"\n"
         twin = index.twin(rows, decision.id, decision.signature) if index and decision.signature else None
         if twin is not None:

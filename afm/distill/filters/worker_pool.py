@@ -113,6 +113,7 @@ class Decision:
         signature: For the search for near duplicates. Empty if the row does not reach such a stage.
         error: Why the line is not a record. No other field is set then.
         earlier: Whether an earlier run dropped the row, with ``reason``.
+        other: The agent that the row names, if it is not the agent of the run.
     """
 
     id: str = ""
@@ -123,6 +124,7 @@ class Decision:
     signature: bytes = b""
     error: str = ""
     earlier: bool = False
+    other: str = ""
 
 
 class FilterChain:
@@ -130,6 +132,7 @@ class FilterChain:
 
     def __init__(self, plan: FilterPlan, spec: AgentSpec) -> None:
         self._stages = build_stages(plan, spec)
+        self._agent = spec.name
         self._correction = next((stage for stage in self._stages if isinstance(stage, Correction)), None)
         self._runner = asyncio.Runner()
 
@@ -181,6 +184,7 @@ class FilterChain:
             copies=tuple(map(line_of_record, copies)),
             signature=signature,
             earlier=not read.kept,
+            other="" if read.agent == self._agent else read.agent,
         )
 
 
