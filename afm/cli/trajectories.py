@@ -260,9 +260,6 @@ def _funnel(path: Path) -> list[FunnelStage]:
     return stages
 
 
-_SHOW_EVERY = 500
-
-
 def negative(
     records: RecordsArgument,
     output_dir: Annotated[Path, typer.Option(help="Folder of the data set and its dataset_info.json.")],
@@ -303,11 +300,6 @@ def negative(
     from afm.terminal import ProgressView
 
     view = ProgressView()
-
-    def show(rows: int) -> None:
-        if rows % _SHOW_EVERY == 0:
-            view.update("rows read", rows, None)
-
     summary = write_negative(
         NegativeSources(records, general),
         SampleMaker(agent_of_rows(agent, [records]), seed, AbsentAnswer(absent), DirectAnswer(direct)),
@@ -315,7 +307,7 @@ def negative(
         name=name,
         ratios=_ratios(ratio or []),
         drop_bad_rows=on_bad_rows is OnBadRows.DROP,
-        on_row=show,
+        on_row=lambda rows: view.update("rows read", rows, None),
     )
     _show_kinds(summary, view)
 
