@@ -6,7 +6,8 @@
 # A relative MODEL starts at the caller's folder, or else at the project's; other relative paths at the project's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
+# shellcheck source=/dev/null
+. requirements/activate.sh .venv-rl .venv
 MODEL=${MODEL:?set it to the folder of the model, for example MODEL=models/web_agent_7b}
 [[ $MODEL == /* || $OLDPWD -ef . || ! -e $OLDPWD/$MODEL ]] || MODEL=$OLDPWD/$MODEL
 exec afm serve model "$MODEL" --replicas "${REPLICAS:-1}" --tensor-parallel "${TENSOR_PARALLEL:-1}" --port "${PORT:-8000}" "$@"

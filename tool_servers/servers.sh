@@ -5,4 +5,9 @@
 # Keys and tokens come from the environment, never from the command line. Relative paths are those of the caller's folder.
 set -euo pipefail
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
-exec "${PYTHON:-$root/.venv/bin/python}" -P -m tool_servers "$@"
+python=${PYTHON:-$root/.venv/bin/python}
+if ! command -v "$python" >/dev/null; then
+  echo "error: $python: not found; run requirements/install-cpu.sh, or set PYTHON to a Python that has the extra \`servers\` (docs/install.md)" >&2
+  exit 1
+fi
+exec "$python" -P -m tool_servers "$@"

@@ -18,7 +18,7 @@ import yaml
 
 from afm.agents.spec import AgentSpec
 from afm.configuration import read_file
-from afm.errors import ConfigError, DataError
+from afm.errors import ConfigError, DataError, no_such_file
 from afm.runs.atomic import replace_text
 
 PLACEHOLDER = "{question}"
@@ -113,7 +113,8 @@ class PromptSource:
         path = Path(value).expanduser()
         if not path.is_file():
             raise ConfigError(
-                f"prompt: got {str(value)!r}, expected own (the agent's), row (each row's) or a file with {PLACEHOLDER}"
+                f"prompt: got {str(value)!r}, {no_such_file(path)}; expected own (the agent's), row (each "
+                f"row's) or a file with {PLACEHOLDER}"
             )
         return cls(PromptMode.FILE, _read(path), str(path))
 

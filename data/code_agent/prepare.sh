@@ -4,5 +4,6 @@
 # Usage: data/code_agent/prepare.sh [--data data/code_agent/raw] [--output-dir data/code_agent] [--only SET] [--all] [--dry-run]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
-command -v afm >/dev/null || PATH="$root/.venv/bin:$root/.venv-rl/bin:$root/.venv-sft/bin:$PATH"
+# shellcheck source=/dev/null
+. "$root/requirements/activate.sh" .venv .venv-rl .venv-sft
 exec afm data prepare published "$root/configs/data/code_agent.yaml" --data "$root/data/code_agent/raw" --output-dir "$root/data/code_agent" "$@"

@@ -4,5 +4,6 @@
 # Usage: data/mhqa_agent/prepare.sh [--data data/mhqa_agent/raw] [--output-dir data/mhqa_agent] [--only SET] [--all] [--dry-run]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
-command -v afm >/dev/null || PATH="$root/.venv/bin:$root/.venv-rl/bin:$root/.venv-sft/bin:$PATH"
+# shellcheck source=/dev/null
+. "$root/requirements/activate.sh" .venv .venv-rl .venv-sft
 exec afm data prepare published "$root/configs/data/mhqa_agent.yaml" --data "$root/data/mhqa_agent/raw" --output-dir "$root/data/mhqa_agent" "$@"

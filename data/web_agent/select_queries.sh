@@ -4,7 +4,8 @@
 # Usage: MODEL=http://127.0.0.1:8000/v1 data/web_agent/select_queries.sh QUESTIONS.jsonl [..] [target=1000] [model_name=NAME]
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
-command -v afm >/dev/null || PATH="$root/.venv/bin:$root/.venv-rl/bin:$root/.venv-sft/bin:$PATH"
+# shellcheck source=/dev/null
+. "$root/requirements/activate.sh" .venv .venv-rl .venv-sft
 MODEL=${MODEL:?set it to the folder of a model, or to the address of a server that has it}
 OUT=${OUT:-$root/data/web_agent/queries}
 SFT=${SFT:-$root/data/web_agent/sft/web_agent_sft.json}

@@ -8,7 +8,8 @@
 # A relative MODEL starts at the caller's folder, or else at the project's; other relative paths at the project's.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
+# shellcheck source=/dev/null
+. requirements/activate.sh .venv-rl .venv
 BENCHMARK=${BENCHMARK:-nq}
 CONFIGS=${CONFIGS:-configs/eval}
 MODEL=${MODEL:?set it to the folder or address of the model, for example MODEL=models/mhqa_agent_7b}

@@ -85,7 +85,9 @@ def test_a_bad_file_is_refused_by_name_and_line(tmp_path, name, text, message):
 
 
 def test_a_file_that_is_not_there_is_named_with_the_other_choices(tmp_path):
-    with pytest.raises(ConfigError, match=r"prompt: got 'rows', expected own .* row .* or a file"):
+    with pytest.raises(
+        ConfigError, match=r"prompt: got 'rows', no such file; expected own .* row .* or a file"
+    ):
         PromptSource.load("rows")
 
 

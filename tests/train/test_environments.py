@@ -1,6 +1,7 @@
 """`train/*/all.sh` runs SFT in .venv-sft, RL and the evaluation's server in .venv-rl: stand-ins record who is called."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -43,7 +44,7 @@ def checkout(tmp_path: Path) -> Path:
     """A GPU machine's checkout: prepared data, a base environment, and one for each engine."""
     folder = tmp_path / "check out"
     folder.mkdir()
-    for name in ("train", "evaluation", "configs", "environment.sh"):
+    for name in ("train", "evaluation", "configs", "environment.sh", "requirements"):
         (folder / name).symlink_to(ROOT / name)
     for name in MADE_BEFORE:
         path = folder / "data/mhqa_agent" / name
@@ -87,3 +88,16 @@ def test_each_stage_runs_in_its_own_environment(checkout: Path, tmp_path: Path) 
         (".venv-rl", "afm", "eval"),
         (".venv", "afm", "report"),
     ]
+
+
+def test_a_script_without_an_environment_names_the_command_that_makes_one(
+    checkout: Path, tmp_path: Path
+) -> None:
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "MODEL": "m"}
+    for name in (".venv", ".venv-rl", ".venv-sft"):
+        shutil.rmtree(checkout / name)
+    for script in ("train/mhqa_agent/all.sh", "evaluation/web_agent/eval.sh"):
+        done = subprocess.run([str(checkout / script)], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert f"error: afm is not installed: expected it on the PATH or in {checkout} (" in done.stderr
+        assert "on a GPU machine requirements/install-gpu.sh gpu-rl-vllm" in done.stderr

@@ -5,5 +5,6 @@
 # On a CPU in minutes, with generated rows in the published layouts: TINY=1 train/mhqa_agent/all.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PWD/.venv-rl/bin:$PWD/.venv-sft/bin:$PATH"
+# shellcheck source=/dev/null
+. requirements/activate.sh .venv .venv-rl .venv-sft
 exec afm reproduce mhqa_agent "$@"

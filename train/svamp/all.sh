@@ -4,5 +4,6 @@
 # Usage: [SIZE=135m|1.5b] [ROOT=runs/svamp_seed1] [FROM=download|prepare|sft|rl|eval|report] train/svamp/all.sh [--dry-run] [STAGE.key=value ...]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-command -v afm >/dev/null || PATH="$PWD/.venv/bin:$PATH"
+# shellcheck source=/dev/null
+. requirements/activate.sh .venv
 exec afm reproduce svamp "$@"

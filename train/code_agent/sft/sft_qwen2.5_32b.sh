@@ -5,7 +5,8 @@
 # A relative MODEL starts at the caller's folder, or else at the project's; other relative paths at the caller's.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../../..")
-command -v afm >/dev/null || PATH="$root/.venv-sft/bin:$root/.venv/bin:$PATH"
+# shellcheck source=/dev/null
+. "$root/requirements/activate.sh" .venv-sft .venv
 if [[ -z ${RANK:-}${NODE_RANK:-}${MASTER_ADDR:-} ]]; then # as published: the first node, where this is
   export RANK=0 MASTER_ADDR=${HOSTNAME:-$(hostname)}
   echo "this is node 0; start the others with RANK=1 MASTER_ADDR=$MASTER_ADDR $0" >&2

@@ -5,7 +5,8 @@
 # A relative MODEL starts at the caller's folder, or else at the project's; other relative paths at the project's.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-command -v afm >/dev/null || PATH="$PWD/.venv-rl/bin:$PWD/.venv/bin:$PATH"
+# shellcheck source=/dev/null
+. requirements/activate.sh .venv-rl .venv
 SIZE=${SIZE:-7b}
 MODEL=${MODEL:?set it to the folder of the SFT model, for example MODEL=models/web_agent_7b_sft}
 [[ $MODEL == /* || $OLDPWD -ef . || ! -e $OLDPWD/$MODEL ]] || MODEL=$OLDPWD/$MODEL

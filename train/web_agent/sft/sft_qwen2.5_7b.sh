@@ -5,7 +5,8 @@
 # A relative MODEL starts at the caller's folder, or else at the project's; other relative paths at the caller's.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../../..")
-command -v afm >/dev/null || PATH="$root/.venv-sft/bin:$root/.venv/bin:$PATH"
+# shellcheck source=/dev/null
+. "$root/requirements/activate.sh" .venv-sft .venv
 [[ -z ${RANK:-} ]] || export NODE_RANK=$RANK
 case ${LORA:-0} in 0) lora= ;; 1) lora=_lora ;; *) echo "LORA=$LORA: expected 0 or 1" >&2; exit 2 ;; esac
 MODEL=${MODEL:-Qwen/Qwen2.5-7B-Instruct}
