@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from afm.errors import ConfigError
+from afm.findings import Finding, Level, refuse_errors
+from afm.memory_arithmetic import model_shape
 from afm.plugins import TRUST_VARIABLE
 from afm.rewards import load_reward
-from verl_ext.compose import Flat, arguments, compose, engine_of, overrides_of
+from afm.terminal import plural
+from verl_ext.algorithms import ESTIMATOR
+from verl_ext.compose import Flat, arguments, compose, engine_of, flatten, overrides_of
+from verl_ext.doctor_episodes import engine_findings
 from verl_ext.engines import engine_environment
 from verl_ext.metrics import ENGINE_LOG
 from verl_ext.settings import RlSettings
-from verl_ext.sizes import check
+from verl_ext.sizes import RunSizes, check, has_critic, sizes_of
 from verl_ext.teacher import check_teacher
 
 
@@ -135,13 +141,37 @@ def command(settings: RlSettings, scratch: str, steps: int | None = None) -> tup
         load_reward(route.rewards)
     overrides = overrides_of(settings, ray_overrides(settings, scratch))
     config = compose(overrides)
-    check(config)
+    shape = model_shape(settings.model)
+    check(config, shape, cluster_findings(settings, config.trainer.nnodes))
+    refuse_errors(engine_findings(sizes_of(config), shape, config))
     check_teacher(settings.teacher, config, platform=settings.platform)
     if steps is not None and (config.trainer.total_training_steps or 0) > steps:
         overrides["trainer.total_training_steps"] = config.trainer.total_training_steps = steps
     # Otherwise Hydra leaves a folder `outputs/` in the working folder.
     hydra = arguments({"hydra.run.dir": str(settings.output_dir.absolute() / "hydra")})
     return [sys.executable, "-P", "-m", "verl.trainer.main_ppo", *arguments(overrides), *hydra], config
+
+
+def cluster_findings(settings: RlSettings, nodes: Any) -> Iterator[Finding]:
+    """Report several nodes without a cluster. On CPUs, this machine has the slots of one node only."""
+    if type(nodes) is int and nodes > 1 and settings.ray_address is None:
+        text = f"{nodes} nodes, but ray_address is not set: on only this machine, the run would wait for GPUs"
+        on_cpu = settings.platform == "cpu"
+        text = text.replace("wait for GPUs", "have one node") if on_cpu else text
+        advice = "start train/ray_cluster.sh and add ray_address=HOST:PORT (docs/tutorials/nodes.md)"
+        yield Finding(Level.ERROR if on_cpu else Level.WARNING, "hardware", f"{text}; {advice}")
+
+
+def ignored_findings(settings: RlSettings, config: Any) -> Iterator[Finding]:
+    """Report settings of a critic in a run that trains none."""
+    keys = [key.lstrip("+") for key, _ in flatten(settings.verl)]
+    unread = [f"verl.{key}" for key in keys if key.startswith("critic.") and key != "critic.enable"]
+    if unread and not has_critic(config):
+        named = unread[0] + f" and {plural(len(unread) - 1, 'other key')} of the critic" * (len(unread) > 1)
+        why = f"is ignored, as {config.algorithm.adv_estimator} trains no critic"
+        yield Finding(
+            Level.WARNING, "algorithm", f"{named}: {why}; leave it out, or set verl.{ESTIMATOR}=gae"
+        )
 
 
 def _rows(file: str) -> int:
@@ -177,3 +207,14 @@ def steps_of(config: Any, rows: int) -> int:
     most = int(rows // batch * config.trainer.total_epochs)
     steps = config.trainer.total_training_steps
     return most if steps is None else min(int(steps), most)
+
+
+def steps_findings(config: Any, sizes: RunSizes, rows: int, steps: int) -> Iterator[Finding]:
+    """Report the number of steps, and a run that ends before the number that it was asked for."""
+    text = f"{plural(steps, 'step')} of {sizes.batch} of {plural(rows, 'prompt')}"
+    yield Finding(Level.OK, "steps", text)
+    wanted, epochs = config.trainer.total_training_steps, config.trainer.total_epochs
+    if wanted is not None and wanted > steps:
+        text = f"trainer.total_training_steps={wanted:,}, but trainer.total_epochs={epochs:g} ends the run after {steps:,}"
+        enough = math.ceil(wanted / (steps / epochs))
+        yield Finding(Level.WARNING, "steps", f"{text}; set verl.trainer.total_epochs={enough}, or add rows")

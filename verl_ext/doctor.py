@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,24 +33,27 @@ from afm.findings import (
 from afm.harness.settings import program_finding
 from afm.memory_arithmetic import Hardware, missing_model_files, model_shape, recipe_hardware
 from afm.rewards import RewardSettings
-from afm.rollout.routes import Route
+from afm.rollout.routes import Route, Routes
 from afm.settings import load_settings as load_environment
 from afm.terminal import plural
 from afm.tools.health import loopback_findings, tool_findings, unanswered
 from verl_ext.algorithms import CPU_ENGINE, choice_findings
-from verl_ext.command import ray_overrides, steps_of
+from verl_ext.command import cluster_findings, ignored_findings, ray_overrides, steps_findings, steps_of
 from verl_ext.compose import compose, overrides_of
 from verl_ext.doctor_episodes import (
+    Rewards,
     agent_findings,
     engine_findings,
     judge_address,
     judge_addresses,
     judge_findings,
+    prompt_finding,
     reward_settings,
+    sandbox_findings,
 )
 from verl_ext.engines import installed_findings, parameter_findings
 from verl_ext.memory_arithmetic import checkpoint_finding, cpu_memory_finding, memory_findings
-from verl_ext.rows import Rows, check_agents, check_file, prompt_finding, read_rows, rl_prompts, row_findings
+from verl_ext.rows import Rows, check_file, check_kinds, read_rows, rl_prompts, row_findings
 from verl_ext.settings import RlSettings, load_settings
 from verl_ext.sizes import RunSizes, has_critic, size_findings, sizes_of
 from verl_ext.teacher import tokenizer_finding
@@ -62,9 +64,6 @@ if TYPE_CHECKING:
 _TRACKER_KEYS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
 _ELSEWHERE = re.compile(r"(?!(?:models|runs)/)\w[\w.-]*(/[\w.-]+)?|\w+://.+")
 """Models that need no local folder: names on the hub, and addresses from which verl copies."""
-
-Rewards = Mapping[str, RewardSettings]
-"""Reward settings of each agent, by its key in ``agents:``. A single agent has the empty key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +94,16 @@ def diagnose(
         return report.findings
     config = report.asked("keys", lambda: _composed(settings))
     routes = settings.routes()
-    rewards = report.asked("rewards", lambda: {r.name: reward_settings(r.rewards) for r in routes})
+    rewards = report.asked("rewards", lambda: _rewards(routes))
     rows = _rows(settings, rewards, report) if rewards is not None else None
     tools = _requirements(settings, config, report, here=has_gpu())
     report.add(*_output(settings), *_offline(settings, env), *(tool_findings(tools) if tools else ()))
     if config is None:
         return report.findings
-    report.add(*loopback_findings(tools, config.trainer.nnodes))
+    nodes = config.trainer.nnodes
+    report.add(*loopback_findings(tools, nodes), *sandbox_findings(settings, tools, rows, rewards, nodes))
     report.add(Finding(Level.OK, "keys", "verl accepts every key"), *choice_findings(config))
-    report.add(*parameter_findings(config))
+    report.add(*parameter_findings(config), *ignored_findings(settings, config))
     _engine(settings, config, report)
     written = recipe_hardware(Path(config_path))
     size = asked.gpu_gib or (written or Hardware()).gpu_gib
@@ -130,13 +130,20 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
             report.asked("data", partial(check_file, file))
     config = _composed(settings) if settings.platform == "cpu" or here else None
     tools = _requirements(settings, config, report, here=here)
-    if config is not None:
-        report.add(*_cluster(settings, config.trainer.nnodes))
-        judges = report.asked("rewards", lambda: judge_addresses(settings.routes()))
-        report.add(*loopback_findings(tools, config.trainer.nnodes, judges or ()))
+    scorers = None
     if not failed(report.findings):
-        report.asked("agents", lambda: check_agents(settings))
+        rewards = report.asked("rewards", lambda: _rewards(settings.routes()))
+        by_source = {agent: reward.by_source for agent, reward in (rewards or {}).items()}
+        scorers = report.asked("rewards", lambda: check_kinds(settings, by_source)) if rewards else None
+    if config is not None:
+        report.add(*cluster_findings(settings, config.trainer.nnodes), *ignored_findings(settings, config))
+        judges = report.asked("rewards", lambda: judge_addresses(settings.routes(), scorers))
+        report.add(*loopback_findings(tools, config.trainer.nnodes, judges or ()))
     return report.findings
+
+
+def _rewards(routes: Routes) -> Rewards:
+    return {route.name: reward_settings(route.rewards) for route in routes}
 
 
 def _composed(settings: RlSettings) -> Any:
@@ -314,14 +321,7 @@ def _hardware(settings: RlSettings, sizes: RunSizes, written: Hardware | None) -
         yield Finding(
             Level.WARNING, "hardware", f"the recipe's header says {written}; it differs from {keys}"
         )
-    yield from _cluster(settings, sizes.hardware.nodes)
-
-
-def _cluster(settings: RlSettings, nodes: int) -> Iterator[Finding]:
-    if settings.platform == "gpu" and nodes > 1 and settings.ray_address is None:
-        text = f"{nodes} nodes, but ray_address is not set: on only this machine, the run would wait for GPUs"
-        advice = "start train/ray_cluster.sh and add ray_address=HOST:PORT"
-        yield Finding(Level.WARNING, "hardware", f"{text}; {advice}")
+    yield from cluster_findings(settings, sizes.hardware.nodes)
 
 
 def _arithmetic(
@@ -339,7 +339,7 @@ def _arithmetic(
     if rows is not None:
         steps = report.asked("steps", lambda: steps_of(config, rows.count))
         if steps is not None:
-            report.add(*_steps(config, sizes, rows.count, steps))
+            report.add(*steps_findings(config, sizes, rows.count, steps))
     if rewards is not None:
         report.add(*engine_findings(sizes, shape, config))
         for route in settings.routes():
@@ -364,16 +364,6 @@ def _arithmetic(
     elif config.actor_rollout_ref.rollout.name == CPU_ENGINE:
         engine = (config.actor_rollout_ref.rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
         report.add(cpu_memory_finding(sizes, shape, engine.get("processes", 1)))
-
-
-def _steps(config: Any, sizes: RunSizes, rows: int, steps: int) -> Iterator[Finding]:
-    text = f"{plural(steps, 'step')} of {sizes.batch} of {plural(rows, 'prompt')}"
-    yield Finding(Level.OK, "steps", text)
-    wanted, epochs = config.trainer.total_training_steps, config.trainer.total_epochs
-    if wanted is not None and wanted > steps:
-        text = f"trainer.total_training_steps={wanted:,}, but trainer.total_epochs={epochs:g} ends the run after {steps:,}"
-        enough = math.ceil(wanted / (steps / epochs))
-        yield Finding(Level.WARNING, "steps", f"{text}; set verl.trainer.total_epochs={enough}, or add rows")
 
 
 def _of_agent(finding: Finding, route: Route) -> Finding:

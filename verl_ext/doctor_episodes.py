@@ -6,7 +6,7 @@ The checks compare prompt, response and observations with the limits of the engi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,15 @@ from afm.rollout.routes import Route
 from afm.settings import Environment
 from afm.settings import load_settings as load_environment
 from afm.terminal import plural
+from afm.tools import Tool
+from afm.tools.code import CodeTool
 from verl_ext.algorithms import CRITIC_BUDGET, SHAPED
-from verl_ext.rows import Rows
+from verl_ext.rows import LONGEST, Rows
+from verl_ext.settings import RlSettings
 from verl_ext.sizes import RunSizes
+
+Rewards = Mapping[str, RewardSettings]
+"""Reward settings of each agent, by its key in ``agents:``. A single agent has the empty key."""
 
 _CHARS_A_TOKEN = 4
 """Approximate characters per token of English text, to estimate how many observations fit in a response."""
@@ -118,6 +124,28 @@ def _unread_keys(sizes: RunSizes, config: Any) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "context", f"{text} {CRITIC_BUDGET} ({sizes.critic.tokens:,}); {advice}")
 
 
+def prompt_finding(rows: Rows, model: Path, limit: int) -> Finding | None:
+    """Compare the longest prompts with ``data.max_prompt_length`` in tokens. ``None`` without a local tokenizer.
+
+    Raises:
+        ConfigError: The model's folder holds no usable tokenizer.
+    """
+    if not rows.longest or not (model / "tokenizer.json").is_file():
+        return None
+    from afm.models.tokenizer import ChatTokenizer
+
+    tokenizer = ChatTokenizer.load(model)
+    lengths = {name: len(tokenizer.encode_prompt(chat)) for name, chat in rows.longest}
+    name, longest = max(lengths.items(), key=lambda item: item[1])
+    text = f"the longest prompt has {longest:,} tokens (row {name!r}), data.max_prompt_length is {limit:,}"
+    over = sum(length > limit for length in lengths.values())
+    if not over:
+        return Finding(Level.OK, "prompts", text)
+    more = "at least " if over == len(lengths) == LONGEST else ""
+    advice = f"{more}{over} rows are too long and would end the run (prompts are never cut): raise the limit or drop them"
+    return Finding(Level.ERROR, "prompts", f"{text}; {advice}")
+
+
 def _observations(sizes: RunSizes, limits: Limits) -> Iterator[Finding]:
     if not limits.max_turns:
         return
@@ -166,6 +194,21 @@ def _shaping(sizes: RunSizes, reward: RewardSettings, config: Any) -> Iterator[F
         yield Finding(
             Level.WARNING, "filter", f"{text} of different lengths trains the model on length; {advice}"
         )
+
+
+def sandbox_findings(
+    settings: RlSettings, tools: Mapping[str, Tool], rows: Rows | None, rewards: Rewards | None, nodes: int
+) -> Iterator[Finding]:
+    """Report what runs programs on every node. Episodes are spread over all nodes, which are not checked from here."""
+    users = [name for name, tool in tools.items() if isinstance(tool, CodeTool) and not tool.servers]
+    if rows and any(not reward.code_tests.urls for reward in (rewards or {}).values()):
+        users += ["code_tests"] * bool(rows.scorers["code_tests"])
+    users += ["harness"] * bool(settings.harness and settings.harness.sandbox)
+    if users and nodes > 1:
+        text = (
+            f"programs of {' and '.join(users)} run on each of the {nodes} nodes, which all need bubblewrap"
+        )
+        yield Finding(Level.WARNING, "sandbox", f"{text}; run `afm sandbox check` on each (docs/install.md)")
 
 
 _JUDGE_CHARS_A_TOKEN = 3
@@ -219,10 +262,13 @@ def judge_address(reward: RewardSettings, environment: Environment) -> str | Non
     return reward.judge.url or environment.grm_base_url
 
 
-def judge_addresses(routes: Iterable[Route]) -> list[str | None]:
-    """Return the address of each agent's model judge, whether or not a row needs it."""
+def judge_addresses(
+    routes: Iterable[Route], scorers: Mapping[str, Collection[str]] | None
+) -> list[str | None]:
+    """Return the address of each agent's model judge, if its rows need it or ``scorers`` (by agent) are unknown."""
     environment = load_environment()
-    return [judge_address(reward_settings(route.rewards), environment) for route in routes]
+    judged = [route for route in routes if scorers is None or "judge" in scorers[route.name]]
+    return [judge_address(reward_settings(route.rewards), environment) for route in judged]
 
 
 def _unjudged(reward: RewardSettings) -> Finding:

@@ -10,11 +10,14 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from afm.agents import AgentSpec, load_agent, save_agents, saved_agents
+import yaml
+
+from afm.agents import AgentSpec, PromptMode, load_agent, save_agents, saved_agents
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.configuration import read_file
 from afm.errors import AfmError, ConfigError, EngineError, UsageError
@@ -27,6 +30,9 @@ from verl_ext.checkpoints import (
     has_parts,
 )
 from verl_ext.settings import SETTINGS_FILE
+
+if TYPE_CHECKING:
+    from verl_ext.rows import RlPrompts
 
 AGENT_FILE = "agent.yaml"
 """File in the output folder of `afm rl` that holds the trained agent."""
@@ -242,6 +248,37 @@ def _stored_dtypes(file: Path) -> set[str]:
             return {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
     except SafetensorError:
         raise EngineError(f"{file.name} of the checkpoint is truncated; choose another step") from None
+
+
+def keep_prompts(prompts: RlPrompts, out: Path, step: int) -> dict[str, str]:
+    """Write the prompt record of a run and the files that ``prompt`` names into the run's folder.
+
+    Args:
+        step: Step of the checkpoint from which the run continues.
+
+    Returns:
+        The value of ``prompt`` for the settings of the workers, by key in ``agents:``.
+
+    Raises:
+        ConfigError: Earlier steps used another prompt.
+    """
+    kept = {name: str(entry.source.kept_in(out)) for name, entry in prompts.by_agent.items()}
+    file = out / SETTINGS_FILE
+    before = yaml.safe_load(file.read_text(encoding="utf-8")) if step and file.is_file() else {}
+    for name, now in kept.items() if before else ():
+        earlier = _earlier(before, name)
+        if Path(earlier).name != Path(now).name:
+            raise ConfigError(
+                f"prompt: {out} holds a run up to step {step} with prompt {earlier}, but this run uses "
+                f"{prompts.by_agent[name].source}; choose another output_dir"
+            )
+    prompts.record.save(out / PROMPT_FILE)
+    return kept
+
+
+def _earlier(settings: Mapping[str, Any], name: str) -> str:
+    entry = (settings.get("agents") or {}).get(name) or {}
+    return str(entry.get("prompt") or settings.get("prompt") or PromptMode.OWN.value)
 
 
 def prompts_of(run: Path) -> PromptRecord | None:

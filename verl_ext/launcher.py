@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import yaml
 
 from afm.agents import MODEL_AGENTS_DIR, save_agents
 from afm.errors import AfmError, UsageError
-from afm.findings import Level, has_gpu, refuse_errors
+from afm.findings import Finding, Level, has_gpu, refuse_errors
 from afm.harness.settings import anchor_harness
 from afm.presets import preset_lines
 from afm.processes import follow_parent
@@ -34,7 +34,7 @@ from verl_ext.command import command, environment, total_steps, trainer_environm
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, engine_of
 from verl_ext.doctor import start_findings
 from verl_ext.engines import SHOW_WEIGHTS
-from verl_ext.export import AGENT_FILE, base_of, export_model, prompts_of
+from verl_ext.export import AGENT_FILE, base_of, export_model, keep_prompts, prompts_of
 from verl_ext.failures import (
     forget_failures,
     forget_losses,
@@ -48,7 +48,7 @@ from verl_ext.kept_episodes import forget_after
 from verl_ext.metrics import METRICS_FILE, MetricsLog, progress_line, read_metrics
 from verl_ext.processes import ALARMED, ProcessBook, Trainer, scratch_folder
 from verl_ext.ray_watch import TrainerPatience
-from verl_ext.rows import keep_prompts, rl_prompts
+from verl_ext.rows import rl_prompts
 from verl_ext.settings import SETTINGS_FILE, RlSettings, as_plain, load_settings
 
 LOG_FILE = "training.log"
@@ -105,12 +105,16 @@ def _show(settings: RlSettings) -> int:
     if settings.platform == "gpu" and not has_gpu():
         print("warning: the recipe needs a GPU, and this machine has none (no nvidia-smi)", file=sys.stderr)
     findings = start_findings(settings, here=True)
-    for text in (f.text for f in findings if f.level is Level.WARNING):
-        print(f"warning: {text}", file=sys.stderr)
+    _warn(findings)
     missing = [f.text for f in findings if f.level is Level.ERROR] or _wrong_prompts(settings)
     for text in missing:
         print(f"error: this would not start: {text}", file=sys.stderr)
     return 1 if missing else 0
+
+
+def _warn(findings: Iterable[Finding]) -> None:
+    for text in (finding.text for finding in findings if finding.level is Level.WARNING):
+        print(f"warning: {text}", file=sys.stderr)
 
 
 def _wrong_prompts(settings: RlSettings) -> list[str]:
@@ -135,7 +139,9 @@ class Run:
     def start(self) -> int:
         """Train the remaining steps, export the model, and return the trainer's exit status."""
         # A machine without GPUs may start a run on the nodes of a cluster, where other packages are installed.
-        refuse_errors(start_findings(self._settings, here=has_gpu()))
+        findings = start_findings(self._settings, here=has_gpu())
+        refuse_errors(findings)
+        _warn(findings)
         total = total_steps(self._settings)
         if (exported_step(self._model) or 0) >= total:
             print(f"{self._out}: already trained for {total} steps; the model is in {self._model}")

@@ -1,6 +1,6 @@
 """Checks of an RL parquet's rows: whether each is readable and has an id, a scorer and an agent that can solve it.
 
-The module also compares the prompts of these rows with those of the model's training, and keeps them for the export.
+The module also compares the prompts of these rows with those of the model's training.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from functools import reduce
 from heapq import nlargest
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-import yaml
-
 from afm.agents import PromptMode
-from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, RunPrompts, run_prompts
+from afm.agents.prompt_record import PromptRecord, RunPrompts, run_prompts
 from afm.agents.prompt_source import Messages, row_messages
 from afm.datasets import Task
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear, task_of_row
@@ -28,14 +27,21 @@ from afm.rewards.registry import BY_SOURCE, checked_name, scorer_name
 from afm.rollout.routes import HOPELESS_ADVICE, Route, Routes, mismatch
 from afm.terminal import plural
 from verl_ext.compose import AGENT_LOOP_NAME
-from verl_ext.settings import SETTINGS_FILE, RlSettings
+from verl_ext.settings import RlSettings
 
 _LISTED = 3
-_LONGEST = 256
+LONGEST = 256
 """Number of prompts, the longest by characters, whose tokens are counted."""
 _JUDGED = 64
 _BATCH_ROWS = 256
 _INDEX = "extra_info.index"
+_WITHOUT_SOURCE = (
+    "the row has no data_source, which chooses the reward; write the file again with a name that `afm list rewards` "
+    "prints: afm data prepare rl FILE --data-source NAME --out NEW.parquet"
+)
+
+BySource = Mapping[str, Mapping[str, str]]
+"""Scorer per data source for each agent, by its key in ``agents:``."""
 
 
 @dataclass(slots=True)
@@ -90,7 +96,7 @@ class Rows:
     by_agent: dict[str, Rows] = field(default_factory=dict)
 
 
-def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapping[str, str]]) -> Rows:
+def read_rows(files: Sequence[str], routes: Routes, by_source: BySource) -> Rows:
     """Read every row of the files as the agent loop does, and return their statistics.
 
     Args:
@@ -100,10 +106,7 @@ def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapp
         ConfigError: A file is missing or is not a parquet file.
     """
     rows = Rows(by_agent={route.name: Rows() for route in routes})
-    tables = {
-        agent: BY_SOURCE | {source.lower(): name for source, name in own.items()}
-        for agent, own in by_source.items()
-    }
+    tables = _tables(by_source)
     for file in files:
         for number, row in enumerate(rows_of(Path(file)), 1):
             rows.count += 1
@@ -127,6 +130,26 @@ def read_rows(files: Sequence[str], routes: Routes, by_source: Mapping[str, Mapp
     return rows
 
 
+def _tables(by_source: BySource) -> BySource:
+    """Return the scorer of each data source, for each agent."""
+    return {
+        agent: BY_SOURCE | {source.lower(): name for source, name in own.items()}
+        for agent, own in by_source.items()
+    }
+
+
+def _scorer(source: str, own: str, table: Mapping[str, str]) -> str:
+    """Return the scorer of a row: the one that it names, else that of its data source."""
+    if own:
+        return checked_name(own, f"extra_info.reward of a {source!r} row")
+    try:
+        return scorer_name(source, table)
+    except ConfigError:
+        if source:
+            raise
+    raise ConfigError(_WITHOUT_SOURCE)
+
+
 def check_file(file: str) -> None:
     """Raise ConfigError if none of the first rows can be read, which means that the file has other columns."""
     fault = ""
@@ -135,28 +158,43 @@ def check_file(file: str) -> None:
             task_of_row(row, default_id=file)
             return
         except DataError as error:
-            fault = (
-                fault or f"its first rows cannot be read ({error.message}); got the columns {', '.join(row)}"
-            )
+            why, _, advice = error.message.replace("tasks FILE", f"tasks {quote(file)}").partition("; `afm ")
+            advice = f"`afm {advice}" if advice else "write the file with `afm data prepare rl`"
+            got = "" if "the columns" in why else f"; got the columns {', '.join(row)}"
+            fault = fault or f"its first rows cannot be read: {why}{got}; {advice}"
     if fault:
-        raise ConfigError(f"{file}: {fault}; write the file with `afm data prepare rl` (docs/data.md)")
+        raise ConfigError(f"{file}: {fault}")
 
 
-def check_agents(settings: RlSettings) -> None:
-    """Check that every row has an agent, and print patterns that match no row.
+def check_kinds(settings: RlSettings, by_source: BySource) -> dict[str, set[str]]:
+    """Check that every row has an agent and a scorer, print patterns that match no row, and return the scorers by agent.
 
     Raises:
-        ConfigError: A file is not a parquet file.
+        ConfigError: A file is not a parquet file, or nothing scores a row. The message names the first one.
         DataError: No agent takes some of the rows.
     """
-    if not settings.agents:
-        return
     kinds: Counter[tuple[str, str]] = Counter()
+    own: dict[tuple[str, str, str], str] = {}
     for file in dict.fromkeys((*settings.train_files, *settings.val_files)):
-        for row in rows_of(Path(file), ("data_source", "ability")):
-            kinds[row.get("data_source") or "", row.get("ability") or ""] += 1
-    for warning in settings.routes().check(kinds, "train_files and val_files"):
+        rows = rows_of(Path(file), ("data_source", "ability", "extra_info.reward"))
+        for number, row in enumerate(rows, 1):
+            kind = (row.get("data_source") or "", row.get("ability") or "")
+            kinds[kind] += 1
+            own.setdefault(
+                (*kind, str((row.get("extra_info") or {}).get("reward") or "")), f"{file}:{number}"
+            )
+    routes, tables = settings.routes(), _tables(by_source)
+    for warning in routes.check(kinds, "train_files and val_files") if settings.agents else ():
         print(f"warning: {warning}", file=sys.stderr)
+    scorers: dict[str, set[str]] = {route.name: set() for route in routes}
+    for (source, ability, reward), place in own.items():
+        agent = routes.of(source, ability).name
+        try:
+            scorers[agent].add(_scorer(source, reward, tables[agent]))
+        except AfmError as error:
+            file = quote(place.rpartition(":")[0])
+            raise ConfigError(f"{place}: {str(error).replace(' rl FILE ', f' rl {file} ')}") from None
+    return scorers
 
 
 def row_findings(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
@@ -203,28 +241,6 @@ def _agents(rows: Rows, routes: Routes, key: str) -> Iterator[Finding]:
         yield Finding(Level.ERROR, "agents", f"{text}; {HOPELESS_ADVICE}")
 
 
-def prompt_finding(rows: Rows, model: Path, limit: int) -> Finding | None:
-    """Compare the longest prompts with ``data.max_prompt_length`` in tokens. ``None`` without a local tokenizer.
-
-    Raises:
-        ConfigError: The model's folder holds no usable tokenizer.
-    """
-    if not rows.longest or not (model / "tokenizer.json").is_file():
-        return None
-    from afm.models.tokenizer import ChatTokenizer
-
-    tokenizer = ChatTokenizer.load(model)
-    lengths = {name: len(tokenizer.encode_prompt(chat)) for name, chat in rows.longest}
-    name, longest = max(lengths.items(), key=lambda item: item[1])
-    text = f"the longest prompt has {longest:,} tokens (row {name!r}), data.max_prompt_length is {limit:,}"
-    over = sum(length > limit for length in lengths.values())
-    if not over:
-        return Finding(Level.OK, "prompts", text)
-    more = "at least " if over == len(lengths) == _LONGEST else ""
-    advice = f"{more}{over} rows are too long and would end the run (prompts are never cut): raise the limit or drop them"
-    return Finding(Level.ERROR, "prompts", f"{text}; {advice}")
-
-
 def rows_of(file: Path, columns: Sequence[str] | None = None) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a parquet file, with one batch in memory at a time.
 
@@ -242,7 +258,8 @@ def rows_of(file: Path, columns: Sequence[str] | None = None) -> Iterator[Mappin
         raise ConfigError(f"{file}: {no_such_file(file)}{advice}")
     try:
         with pq.ParquetFile(file) as table:
-            wanted = [name for name in columns if name in table.schema_arrow.names] if columns else None
+            there = table.schema_arrow.names
+            wanted = [name for name in columns if name.partition(".")[0] in there] if columns else None
             if wanted == []:
                 yield from ({} for _ in range(table.metadata.num_rows))
                 return
@@ -272,24 +289,18 @@ def _note_prompt(rows: Rows, task: Task, route: Route, chat: list[dict[str, str]
     own = route.prompt.mode is PromptMode.OWN
     rows.other_prompts += own and task.prompt is not None and task.prompt[-1] != chat[-1]
     rows.longest.append((task.id, chat))
-    if len(rows.longest) >= 8 * _LONGEST:
+    if len(rows.longest) >= 8 * LONGEST:
         rows.longest = _longest(rows)
 
 
 def _longest(rows: Rows) -> list[tuple[str, list[dict[str, str]]]]:
     """Return the longest prompts by characters."""
-    return nlargest(
-        _LONGEST, rows.longest, key=lambda prompt: sum(len(turn["content"]) for turn in prompt[1])
-    )
+    return nlargest(LONGEST, rows.longest, key=lambda prompt: sum(len(turn["content"]) for turn in prompt[1]))
 
 
 def _note_judge(rows: Rows, task: Task, route: Route, table: Mapping[str, str]) -> None:
-    own = task.extra_info.get("reward")
     try:
-        if own:
-            name = checked_name(str(own), f"extra_info.reward of a {task.data_source!r} row")
-        else:
-            name = scorer_name(task.data_source, table)
+        name = _scorer(task.data_source, str(task.extra_info.get("reward") or ""), table)
     except AfmError as error:
         rows.unjudged.setdefault(task.data_source, str(error))
         return
@@ -348,37 +359,6 @@ def rl_prompts(settings: RlSettings) -> RlPrompts:
     for route in routes:
         asked(route, settings.val_files)
     return RlPrompts({route.name: asked(route, settings.train_files) for route in routes})
-
-
-def keep_prompts(prompts: RlPrompts, out: Path, step: int) -> dict[str, str]:
-    """Write the prompt record of a run and the files that ``prompt`` names into the run's folder.
-
-    Args:
-        step: Step of the checkpoint from which the run continues.
-
-    Returns:
-        The value of ``prompt`` for the settings of the workers, by key in ``agents:``.
-
-    Raises:
-        ConfigError: Earlier steps used another prompt.
-    """
-    kept = {name: str(entry.source.kept_in(out)) for name, entry in prompts.by_agent.items()}
-    file = out / SETTINGS_FILE
-    before = yaml.safe_load(file.read_text(encoding="utf-8")) if step and file.is_file() else {}
-    for name, now in kept.items() if before else ():
-        earlier = _earlier(before, name)
-        if Path(earlier).name != Path(now).name:
-            raise ConfigError(
-                f"prompt: {out} holds a run up to step {step} with prompt {earlier}, but this run uses "
-                f"{prompts.by_agent[name].source}; choose another output_dir"
-            )
-    prompts.record.save(out / PROMPT_FILE)
-    return kept
-
-
-def _earlier(settings: Mapping[str, Any], name: str) -> str:
-    entry = (settings.get("agents") or {}).get(name) or {}
-    return str(entry.get("prompt") or settings.get("prompt") or PromptMode.OWN.value)
 
 
 def _prompts_of(

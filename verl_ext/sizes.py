@@ -6,7 +6,7 @@ verl reports these faults only after the trainer has started, or never.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,10 @@ from verl_ext.algorithms import (
 from verl_ext.engines import parameter_findings
 
 _CRITIC_BUDGET_DEFAULT = 32_768
+_CRITIC_ADVICE = (
+    "; gae trains a critic: set this key and verl.critic.optim.lr as configs/tiny/rl/mhqa_ppo.yaml does, or begin with "
+    "configs/rl/base/ppo.yaml (for GPUs)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +226,18 @@ def _engine(rollout: Any, hardware: Hardware, *, separate: bool) -> RolloutEngin
     )
 
 
-def check(config: Any) -> None:
+def check(config: Any, shape: ModelShape | None = None, first: Iterable[Finding] = ()) -> None:
     """Reject words and sizes that verl rejects late or never.
+
+    Args:
+        first: Findings that the error tells before those of the sizes.
 
     Raises:
         ConfigError: An unknown algorithm, sizes that do not divide, or a sample that does not fit.
     """
     refuse_errors(choice_findings(config))
     refuse_errors(parameter_findings(config))
-    refuse_errors(size_findings(config, sizes_of(config)))
+    refuse_errors((*first, *size_findings(config, sizes_of(config), shape)))
 
 
 def size_findings(config: Any, sizes: RunSizes, shape: ModelShape | None = None) -> Iterator[Finding]:
@@ -266,7 +273,8 @@ def _batch_faults(config: Any, sizes: RunSizes) -> Iterator[str]:
     elif not sizes.packed:
         for key, size, (count, origin) in _micro_batches(config, sizes):
             if size is None or count % size:
-                yield f"verl.{key} is {size}; expected one of {_divisors(count)} (divisors of {count}): {origin}"
+                text = f"verl.{key} is {size}; expected one of {_divisors(count)} (divisors of {count}): {origin}"
+                yield text + _CRITIC_ADVICE * (size is None and key.startswith("critic."))
 
 
 def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | None, tuple[int, str]]]:

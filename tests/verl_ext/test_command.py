@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from extras import needs
 from afm.agents import load_agent
 from afm.datasets import Task
 from afm.datasets.rl_files import write_rl
+from afm.errors import ConfigError
 from afm.findings import Level
 from verl_ext.doctor import start_findings
 from verl_ext.launcher import run_rl
@@ -24,15 +27,37 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "configs/tiny/rl/math.yaml")
 
 
-def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / "model" / name).write_text("{}")
-    task = Task(id="1", question="1 + 1?", ground_truth="2", data_source="math_dapo")
-    write_rl([task], load_agent("math"), tmp_path / "rows.parquet")
-    rows = [f"{key}=[{tmp_path}/rows.parquet]" for key in ("train_files", "val_files")]
-    words = (*rows, f"model={tmp_path}/model", f"output_dir={tmp_path}/out")
-    assert run_rl(TINY, words, dry_run=True) == 0
+Words = Callable[[str], list[str]]
+SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Words:
+    """Return the overrides of a run on one row of a data source, whose model has a shape."""
+
+    def words(source: str) -> list[str]:
+        (tmp_path / "model").mkdir()
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            (tmp_path / "model" / name).write_text(json.dumps(SHAPE if name == "config.json" else {}))
+        task = Task(id="1", question="1 + 1?", ground_truth="2", data_source=source)
+        write_rl([task], load_agent("math"), tmp_path / "rows.parquet")
+        rows = [f"{key}=[{tmp_path}/rows.parquet]" for key in ("train_files", "val_files")]
+        return [*rows, f"model={tmp_path}/model", f"output_dir={tmp_path}/out"]
+
+    return words
+
+
+def test_a_dry_run_of_a_run_that_has_what_it_needs_ends_well(
+    tmp_path: Path, capsys: Any, tiny: Words
+) -> None:
+    assert run_rl(TINY, tiny("math_dapo"), dry_run=True) == 0
     assert capsys.readouterr().err == ""
     assert not (tmp_path / "out").exists()
 
@@ -75,6 +100,41 @@ def test_what_a_recipe_misses_comes_with_the_commands_that_make_it(monkeypatch: 
     model = next(text for text in texts if text.startswith("models/code_agent_7b_sft: no such folder"))
     assert model.endswith(": afm data download models --output-dir models --only code_agent_7b_sft")
     assert any(text.endswith("own.parquet: no such file (train_files, val_files)") for text in texts)
+
+
+def test_a_dry_run_finds_what_the_doctor_finds(capsys: Any, tiny: Words) -> None:
+    words = tiny("math_dapo")
+    critic = ["verl.critic.optim.lr=1e-3", "verl.critic.ppo_micro_batch_size_per_gpu=8"]
+    assert run_rl(TINY, [*words, *critic], dry_run=True) == 0
+    assert capsys.readouterr().err == (
+        "warning: verl.critic.optim.lr and 1 other key of the critic: is ignored, as grpo trains no critic; leave it out, "
+        "or set verl.algorithm.adv_estimator=gae\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"sequences need 9,160 positions, the model has 4,096: .*; lower data"
+    ):
+        run_rl(TINY, [*words, "verl.data.max_prompt_length=9000"], dry_run=True)
+    with pytest.raises(
+        ConfigError, match=r"^8 nodes, but ray_address is not set: .*; verl.*per_gpu is 32; exp"
+    ):
+        run_rl(TINY, [*words, "verl.trainer.nnodes=8"], dry_run=True)
+    with pytest.raises(ConfigError, match=r"; gae trains a critic: .*configs/tiny/rl/mhqa_ppo.yaml does"):
+        run_rl(TINY, [*words, "verl.algorithm.adv_estimator=gae"], dry_run=True)
+
+
+@pytest.mark.parametrize(("source", "warned"), [("search", True), ("math_dapo", False)])
+def test_a_judge_on_the_loopback_matters_only_to_rows_that_need_it(
+    source: str, warned: bool, capsys: Any, tiny: Words
+) -> None:
+    several = [
+        "verl.trainer.nnodes=2",
+        "ray_address=10.0.0.1:6379",
+        "rewards.judge.url=http://127.0.0.1:1/v1",
+    ]
+    sizes = ["verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16"]
+    sizes += ["verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32"]
+    assert run_rl(TINY, [*tiny(source), *several, *sizes], dry_run=True) == 0
+    assert ("judge: http://127.0.0.1:1/v1 is another server" in capsys.readouterr().err) is warned
 
 
 def test_a_dry_run_warns_of_what_may_be_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:

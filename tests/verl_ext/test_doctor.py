@@ -191,9 +191,12 @@ def test_a_gpu_too_small_and_hardware_other_than_the_headers_are_told_with_a_way
     assert warnings["addresses"][-1].startswith(
         "judge: http://127.0.0.1:1/v1 is another server on each of the 4"
     )
+    assert warnings.get("sandbox") is None
     header, cluster = warnings["hardware"]
     assert header.startswith("the recipe's header says 2 nodes x 8 GPUs of 80 GiB")
     assert "add ray_address=HOST:PORT" in cluster
+    [programs] = of(look(ROOT / "configs/rl/code_dapo_32b.yaml", size="32b"), Level.WARNING)["sandbox"]
+    assert programs.startswith("programs of code and code_tests run on each of the ")
     joined = look(WEB, "ray_address=h:1", "model=models/nothing")
     assert "hardware" not in of(joined, Level.WARNING)
     assert "no estimate" in of(joined, Level.WARNING)["memory"][0]

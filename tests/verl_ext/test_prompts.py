@@ -14,8 +14,8 @@ import yaml
 from afm.agents import PromptMode, PromptTemplate, load_agent
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, PromptTally
 from afm.errors import ConfigError, DataError
-from verl_ext.export import prompts_of
-from verl_ext.rows import keep_prompts, rl_prompts
+from verl_ext.export import keep_prompts, prompts_of
+from verl_ext.rows import rl_prompts
 from verl_ext.settings import SETTINGS_FILE, RlSettings
 
 RULES = "Write <plan> and <answer>.\n\nQuestion: "

@@ -14,7 +14,8 @@ from afm.datasets.rl_files import write_rl
 from afm.errors import ConfigError, DataError
 from afm.findings import Finding, Level
 from afm.rollout.routes import AgentRoute, AgentRoutes, routes_of
-from verl_ext.rows import check_agents, check_file, prompt_finding, read_rows, row_findings
+from verl_ext.doctor_episodes import prompt_finding
+from verl_ext.rows import check_file, check_kinds, read_rows, row_findings
 from verl_ext.settings import RlSettings
 
 SPEC = load_agent("math")
@@ -154,7 +155,7 @@ def test_a_row_that_no_agent_takes_is_an_error_before_a_run(found: Any, tmp_path
     file = str(tmp_path / "rows.parquet")
     settings = RlSettings(agent="math", model="m", output_dir=tmp_path, train_files=(file,), val_files=(file,), agents=MIXED)  # fmt: skip
     with pytest.raises(DataError, match=re.escape(message)):
-        check_agents(settings)
+        check_kinds(settings, {})
 
 
 def test_a_file_with_other_columns_is_refused_before_a_run(tmp_path: Path) -> None:
@@ -162,13 +163,31 @@ def test_a_file_with_other_columns_is_refused_before_a_run(tmp_path: Path) -> No
     for lacking in (["prompt", "extra_info"], ["reward_model"]):
         pq.write_table(pa.Table.from_pylist([row()]).drop_columns(lacking), file)
         with pytest.raises(
-            ConfigError, match=r"first rows cannot be read .* columns data_source, .*prepare rl"
+            ConfigError, match=r"first rows cannot be read: .* columns '?data_source"
         ) as caught:
             check_file(str(file))
         assert str(caught.value).startswith(f"{file}: ")
+        assert str(caught.value).count("afm data") == 1
+        assert f"; `afm data prepare tasks {file} --question-key KEY" in str(caught.value)
     unreadable = row() | {"reward_model": None}
     pq.write_table(pa.Table.from_pylist([unreadable, row()]), file)
     check_file(str(file))  # a single bad row is counted in the run (max_failed_episodes)
+
+
+def test_rows_without_a_scorer_are_refused_at_the_start_and_the_others_name_theirs(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    settings = RlSettings(agent="math", model="m", output_dir=tmp_path, train_files=(str(file),))
+    own = {"index": "3", "question": "1 + 1?", "reward": "exact_match"}
+    pq.write_table(pa.Table.from_pylist([row("1"), row("2", source="search"), row(extra_info=own)]), file)
+    assert check_kinds(settings, {"": {"gsm8k": "f1"}}) == {"": {"f1", "judge", "exact_match"}}
+    pq.write_table(pa.Table.from_pylist([row("1"), row("2", source="")]), file)
+    advice = f"afm data prepare rl {file} --data-source NAME --out NEW.parquet"
+    with pytest.raises(ConfigError, match=rf"{file}:2: the row has no data_source, .*; .*: {advice}$"):
+        check_kinds(settings, {"": {}})
+    pq.write_table(pa.Table.from_pylist([row()]).drop_columns(["data_source"]), file)
+    with pytest.raises(ConfigError, match=rf"{file}:1: the row has no data_source"):
+        check_kinds(settings, {"": {}})
+    assert check_kinds(settings, {"": {"*": "math"}}) == {"": {"math"}}
 
 
 def test_a_source_that_nothing_judges_is_an_error(found: Any) -> None:
