@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from errno import EDQUOT, ENOSPC
@@ -125,6 +125,14 @@ class RepeatedErrors:
         for kind, count in self._counts.items():
             if count > self.SHOWN:
                 yield f"... and {count - self.SHOWN:,} more like it: {' '.join(self._first[kind].split())}"
+
+
+def reasons_by_kind(refused: Sequence[str]) -> str:
+    """Return the first reason of each of the five most frequent kinds, with its number of rows if there are several."""
+    first = {RepeatedErrors.kind_of(reason): reason for reason in reversed(refused)}
+    kinds = Counter(map(RepeatedErrors.kind_of, refused)).most_common()
+    shown = "; ".join(f"{count:,}: {first[kind]}" for kind, count in kinds[:5])
+    return refused[0] if len(kinds) == 1 else shown + ("; ..." if kinds[5:] else "")
 
 
 class MissingExtraError(AfmError, ImportError):

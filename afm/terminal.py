@@ -104,6 +104,11 @@ class ProgressView:
         self._last = now
         self.show(f"      {what}: {done}" + (f" of {total}" if total else "") + note)
 
+    def rows(self, what: str, done: int) -> None:
+        """Show a count of rows without a known total. Short files, of fewer than 500 rows, show none."""
+        if done % 500 == 0:
+            self.update(what, done, None)
+
     def clear(self) -> None:
         """Remove the line that is rewritten."""
         if self._open:

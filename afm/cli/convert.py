@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -24,14 +23,22 @@ from afm.cli.options import (
     overrides_argument,
     rows_file,
 )
-from afm.errors import DataError, MissingExtraError, RepeatedErrors, TrajectoryError, UsageError, no_such_file
+from afm.errors import (
+    DataError,
+    MissingExtraError,
+    RepeatedErrors,
+    TrajectoryError,
+    UsageError,
+    no_such_file,
+    reasons_by_kind,
+)
 from afm.palette import terminal_style
-from afm.terminal import plural, visible
+from afm.terminal import ProgressView, plural, visible
 
 if TYPE_CHECKING:
     from afm.masking import MaskedIds
     from afm.tools.registry import Reader
-    from afm.trajectory.convert import Context, TrajectoryRow
+    from afm.trajectory.convert import Converted, TrajectoryRow
 
 
 FormatName = Literal[
@@ -112,47 +119,37 @@ def convert(
         bare=bare,
         atif_version=atif_version,
     )
-    source = detected(file) if read_as is None else FORMATS[read_as]
+    source, view = detected(file) if read_as is None else FORMATS[read_as], ProgressView()
     with replacing(out) as temporary:
-        done = convert_file(file, source, temporary, FORMATS[write_as], context, array=out.suffix == ".json")
-        repeats = RepeatedErrors()
-        for line in [*filter(repeats.is_new, done.bad), *repeats.rest()]:
-            print(line, file=sys.stderr)
-        if done.bad and on_bad_rows is OnBadRows.ERROR:
-            advice = "--on-bad-rows drop leaves bad rows out" if done.rows else "correct the faults above"
-            message = f"{plural(len(done.bad), 'row')} cannot be converted, so nothing was written; {advice}"
-            raise DataError(message, path=str(file))
-        if not done.rows:
-            raise DataError("holds no rows that can be converted; correct the faults above", path=str(file))
-    for warning in _warnings(context, source.name, done.lost):
+        done = convert_file(
+            file,
+            source,
+            temporary,
+            FORMATS[write_as],
+            context,
+            array=out.suffix == ".json",
+            on_row=lambda rows: view.rows("rows", rows),
+        )
+        view.clear()
+        _report_bad(done, file, on_bad_rows)
+    for warning in done.warnings(context, source.name):
         print(f"warning: {warning}", file=sys.stderr)
-    broken = (
-        f", {len(done.refused):,} kept: false ({visible(reasons_by_kind(done.refused))})"
-        if done.refused
-        else ""
-    )
+    reasons = visible(reasons_by_kind(done.refused)) if done.refused else ""
+    broken = f", {len(done.refused):,} kept: false ({reasons})" if done.refused else ""
     print(f"{out}: {plural(done.rows, 'row')}, {source.name} to {write_as}{broken}")
 
 
-def reasons_by_kind(refused: Sequence[str]) -> str:
-    """Return the first reason of each of the five most frequent kinds, with its number of rows if there are several."""
-    first = {RepeatedErrors.kind_of(reason): reason for reason in reversed(refused)}
-    kinds = Counter(map(RepeatedErrors.kind_of, refused)).most_common()
-    shown = "; ".join(f"{count:,}: {first[kind]}" for kind, count in kinds[:5])
-    return refused[0] if len(kinds) == 1 else shown + ("; ..." if kinds[5:] else "")
-
-
-def _warnings(context: Context, source: str, lost: Mapping[str, int]) -> Iterator[str]:
-    called = ", ".join(sorted(context.called)) or f"no tool that --tool can rename in {source}"
-    for name in context.tools.keys() - context.called:
-        yield f"--tool {name}: no row calls it; the rows call {visible(called)}"
-    for name, rows in context.unknown.items():
-        yield (
-            f"programs of {plural(rows, 'row')} call {name}(), which no code tool of `afm` defines; the sandbox would "
-            "raise a NameError (docs/formats.md shows how to train on such programs)"
-        )
-    for what, rows in lost.items():
-        yield f"lost in {plural(rows, 'row')}: {what}"
+def _report_bad(done: Converted, file: Path, on_bad_rows: OnBadRows) -> None:
+    """Print the bad rows, and raise an error if they keep the file from being written."""
+    repeats = RepeatedErrors()
+    for line in [*filter(repeats.is_new, done.bad), *repeats.rest()]:
+        print(line, file=sys.stderr)
+    if done.bad and on_bad_rows is OnBadRows.ERROR:
+        advice = "--on-bad-rows drop leaves bad rows out" if done.rows else "correct the faults above"
+        message = f"{plural(len(done.bad), 'row')} cannot be converted, so nothing was written; {advice}"
+        raise DataError(message, path=str(file))
+    if not done.rows:
+        raise DataError("holds no rows that can be converted; correct the faults above", path=str(file))
 
 
 def _names(pairs: Sequence[str]) -> Mapping[str, str]:

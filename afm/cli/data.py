@@ -26,7 +26,7 @@ from afm.cli.options import (
 )
 from afm.cli.published_data import download, livecodebench, mix, published, tasks
 from afm.cli.trajectories import filter_files, merge, negative, stats
-from afm.errors import DataError, UsageError
+from afm.errors import DataError, UsageError, reasons_by_kind
 from afm.terminal import plural, visible
 
 if TYPE_CHECKING:
@@ -155,7 +155,6 @@ def prepare_sft(
     A trajectory that breaks the agent's rules is an error, and so is a call that its tool would refuse. Rows with
     `kept: false` are left out.
     """
-    from afm.cli.convert import reasons_by_kind
     from afm.datasets.sft_files import write_sft
     from afm.tools.registry import readers_of
     from afm.trajectory.io import numbered_records

@@ -307,7 +307,7 @@ def negative(
         name=name,
         ratios=_ratios(ratio or []),
         drop_bad_rows=on_bad_rows is OnBadRows.DROP,
-        on_row=lambda rows: view.update("rows read", rows, None),
+        on_row=lambda rows: view.rows("rows read", rows),
     )
     _show_kinds(summary, view)
 

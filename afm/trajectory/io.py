@@ -120,6 +120,9 @@ def convert_advice(path: str | Path, row: Any = None) -> str:
     )
 
 
+QUESTIONS = "these are questions"
+
+
 def questions_advice(path: str | Path, row: Any) -> str:
     """Return the next step for a file whose rows are questions, empty for any other row."""
     if (
@@ -128,7 +131,7 @@ def questions_advice(path: str | Path, row: Any) -> str:
         or row.keys() & {*_OF_LOGS.split()}
     ):
         return ""
-    return f"these are questions; a team works on them: afm data distill {shlex.quote(str(path))} --output-dir DIR"
+    return f"{QUESTIONS}; a team works on them: afm data distill {shlex.quote(str(path))} --output-dir DIR"
 
 
 def explain(error: ValidationError, path: str | Path = "FILE") -> str:

@@ -56,6 +56,14 @@ def test_bad_rows_are_told_with_their_line_and_nothing_is_written(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_long_file_shows_how_many_rows_are_read(convert: Command, tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    for count, shown in ((499, []), (500, ["      rows: 500"])):
+        rows.write_text(f"{json.dumps(GOOD)}\n" * count)
+        done = convert(rows, "--to", "coa", "--agent", "mhqa", "-o", out)
+        assert done.stdout.splitlines() == [*shown, f"{out}: {count} rows, openai to coa"]
+
+
 def test_bad_rows_can_be_dropped_and_what_is_lost_is_told(
     convert: Command, rows: Path, tmp_path: Path
 ) -> None:

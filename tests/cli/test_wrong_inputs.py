@@ -70,7 +70,11 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         ("tasks.jsonl:1: got the keys", "these are questions", DISTILL),
     ),
     ("data filter {T}/tasks.jsonl -o {T}/f3 --no-picture", 1, ("these are questions", DISTILL)),
-    ("validate {T}/tasks.jsonl --agent math", 1, ("these are questions", DISTILL)),
+    (
+        "validate {T}/tasks.jsonl --agent math",
+        1,
+        ("error: {T}/tasks.jsonl:1: ", "these are questions", DISTILL),
+    ),
     ("view {T}/tasks.jsonl", 1, ("these are questions", DISTILL)),
     ("reward {T}/source.jsonl", 1, ("no reward for data_source 'zzz'", "give it: --rewards YAML")),
     (f"{WORLD} data={{T}}/source.jsonl", 1, ("no reward for data_source 'zzz'", "give it: rewards=YAML")),

@@ -6,20 +6,21 @@ import json
 import shlex
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec, agent_of_model
 from afm.errors import DataError, UsageError, suggestion
+from afm.terminal import plural, visible
 from afm.trajectory.chat import is_message
 from afm.trajectory.convert.atif import ATIF
 from afm.trajectory.convert.base import ALPACA, ALPACA_KEYS, COA, Context, Format, Item, Read
 from afm.trajectory.convert.messages import AGENT_FLAN, MESSAGES, OPENAI, REACT, SHAREGPT
 from afm.trajectory.convert.openai_agents import OPENAI_AGENTS
 from afm.trajectory.convert.smolagents import SMOLAGENTS
-from afm.trajectory.io import json_rows, line_item, questions_advice, raw_lines
+from afm.trajectory.io import QUESTIONS, json_rows, line_item, questions_advice, raw_lines
 from afm.trajectory.record import Record
 from afm.trajectory.tags import Segment, author_segments
 
@@ -59,9 +60,29 @@ class Converted:
     lost: Mapping[str, int]
     refused: tuple[str, ...]
 
+    def warnings(self, context: Context, source: str) -> Iterator[str]:
+        """Yield what the user should know about rows that were written, read from the format ``source``."""
+        called = ", ".join(sorted(context.called)) or f"no tool that --tool can rename in {source}"
+        for name in context.tools.keys() - context.called:
+            yield f"--tool {name}: no row calls it; the rows call {visible(called)}"
+        for name, rows in context.unknown.items():
+            yield (
+                f"programs of {plural(rows, 'row')} call {name}(), which no code tool of `afm` defines; the sandbox would "
+                "raise a NameError (docs/formats.md shows how to train on such programs)"
+            )
+        for what, rows in self.lost.items():
+            yield f"lost in {plural(rows, 'row')}: {what}"
+
 
 def convert_file(
-    source: Path, read_as: Format, target: Path, write_as: Format, context: Context, *, array: bool = False
+    source: Path,
+    read_as: Format,
+    target: Path,
+    write_as: Format,
+    context: Context,
+    *,
+    array: bool = False,
+    on_row: Callable[[int], None] = lambda rows: None,
 ) -> Converted:
     """Convert the rows of ``source`` to another format and replace ``target``. Bad rows are skipped and returned.
 
@@ -69,6 +90,7 @@ def convert_file(
 
     Args:
         array: Write one JSON array instead of JSONL.
+        on_row: Called with the number of rows read so far, from 1.
 
     Raises:
         DataError: The file cannot be opened.
@@ -81,7 +103,8 @@ def convert_file(
     refused: list[str] = []
     rows = 0
     with target.open("w", encoding="utf-8") as file:
-        for line, row in read_converted(source, read_as, context):
+        for number, (line, row) in enumerate(read_converted(source, read_as, context), start=1):
+            on_row(number)
             if isinstance(row, DataError):
                 bad.append(row)
                 continue
@@ -247,7 +270,7 @@ def read_rows(
         read_as: Name of the format, by default detected from the first row.
 
     Raises:
-        DataError: The file cannot be opened.
+        DataError: The file cannot be opened, or begins with a question.
         ConfigError: ``agent`` cannot be loaded.
         UsageError: A row is in the alpaca format, which names no agent, and ``agent`` is ``None``.
     """
@@ -265,12 +288,17 @@ def read_rows(
 
 
 def _other_format(path: Path, read_as: str | None) -> Format | None:
-    """Return the format of a file that must be converted, or ``None`` for records, alpaca rows and unknown rows."""
+    """Return the format of a file that must be converted, or ``None`` for records, alpaca rows and unknown rows.
+
+    A file of questions is an error.
+    """
     if read_as is not None and read_as not in FORMATS:
         raise UsageError(f"no format {read_as!r}; {suggestion(read_as, FORMATS)}")
     try:
         row_format = detected(path) if read_as is None else FORMATS[read_as]
-    except DataError:
+    except DataError as error:
+        if QUESTIONS in error.message:
+            raise
         return None
     return None if row_format in (COA, ALPACA) else row_format
 
