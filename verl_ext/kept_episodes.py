@@ -14,8 +14,7 @@ from typing import Any
 from afm.errors import DataError
 from afm.runs.atomic import replace_text, replacing
 from afm.trajectory import append_record
-from afm.trajectory.io import Advantages, advantages_file, load_advantages
-from afm.trajectory.record import Record, StopReason
+from afm.trajectory.record import Advantages, Record, StopReason, advantages_file, load_advantages
 
 EPISODES_DIR = "episodes"
 """Folder of the sampled episodes, one file per step, in the format of `afm eval`."""

@@ -161,31 +161,6 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
 _UNKNOWN_KEY = "unknown key; keys of your own go into `provenance`"
 
 _OF_LOGS = "messages conversations input output response completion steps segments chosen"
-ADVANTAGES_SUFFIX = ".advantages.json"
-
-Advantages = float | list[float]
-
-
-def advantages_file(episodes: Path) -> Path:
-    """Return the path of the file with the advantages of the episodes."""
-    return episodes.with_suffix(ADVANTAGES_SUFFIX)
-
-
-def load_advantages(episodes: Path) -> Mapping[str, Any]:
-    """Return the advantages by the episodes' ids, empty without the file. Other content is an error."""
-    file = advantages_file(episodes)
-    try:
-        advantages = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot be read: {error}", path=str(file)) from None
-    if not isinstance(advantages, dict):
-        kind = type(advantages).__name__
-        raise DataError(f"got {kind}, expected an object with the ids of episodes", path=str(file))
-    return advantages
-
-
 _BLANK, _SEPARATOR = re.compile(r"\s*"), re.compile(r"[\s,]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _OTHER_CONTENT: dict[bytes | tuple[bytes, ...], str] = {

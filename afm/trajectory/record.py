@@ -12,9 +12,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -235,3 +237,28 @@ def _combined(data: bytes, key: str) -> bytes:
     digest = hashlib.sha256(key.encode("utf-8")).digest()
     stream = (digest * (len(data) // len(digest) + 1))[: len(data)]
     return (int.from_bytes(data) ^ int.from_bytes(stream)).to_bytes(len(data))
+
+
+ADVANTAGES_SUFFIX = ".advantages.json"
+
+Advantages = float | list[float]
+
+
+def advantages_file(episodes: Path) -> Path:
+    """Return the path of the file with the advantages of the episodes."""
+    return episodes.with_suffix(ADVANTAGES_SUFFIX)
+
+
+def load_advantages(episodes: Path) -> Mapping[str, Any]:
+    """Return the advantages by the episodes' ids, empty without the file. Other content is an error."""
+    file = advantages_file(episodes)
+    try:
+        advantages = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot be read: {error}", path=str(file)) from None
+    if not isinstance(advantages, dict):
+        kind = type(advantages).__name__
+        raise DataError(f"got {kind}, expected an object with the ids of episodes", path=str(file))
+    return advantages

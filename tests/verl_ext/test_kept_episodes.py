@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from afm.errors import DataError
-from afm.trajectory.io import advantages_file, load_advantages
+from afm.trajectory.record import advantages_file, load_advantages
 from verl_ext.kept_episodes import (
     STUCK_FILE,
     advantages_of,

@@ -24,8 +24,7 @@ from afm.findings import Level  # noqa: E402
 from afm.models import load_model  # noqa: E402
 from afm.models.tiny import create_tiny_model, train_tokenizer  # noqa: E402
 from afm.trajectory import read_records  # noqa: E402
-from afm.trajectory.io import load_advantages  # noqa: E402
-from afm.trajectory.record import Record  # noqa: E402
+from afm.trajectory.record import Record, load_advantages  # noqa: E402
 from verl_ext.kept_episodes import episodes_file  # noqa: E402
 from verl_ext.launcher import run_rl  # noqa: E402
 from verl_ext.metrics import METRICS_FILE, read_metrics  # noqa: E402

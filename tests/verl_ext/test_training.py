@@ -22,7 +22,7 @@ from afm.datasets import Task
 from afm.datasets.rl_files import write_rl
 from afm.processes import tied_environment
 from afm.trajectory import read_records
-from afm.trajectory.io import load_advantages
+from afm.trajectory.record import load_advantages
 from verl_ext.alarms import ALARMS_FILE, read_alarms
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
 from verl_ext.kept_episodes import episodes_file

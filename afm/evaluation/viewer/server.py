@@ -28,7 +28,7 @@ from afm.evaluation.viewer.query import (
     place_of,
 )
 from afm.evaluation.viewer.run_files import RunFiles
-from afm.trajectory.io import load_advantages
+from afm.trajectory.record import load_advantages
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
