@@ -275,7 +275,8 @@ def _check_agent(job: SftJob, files: Sequence[Path]) -> None:
     if _made(files[0], manifests[0]):
         raise ConfigError(
             f"dataset: {files[0]} belongs to agent {names[0]!r}, expected {job.agent.name!r}; give agent={names[0]} "
-            "(for your own agent, its YAML), or another data set"
+            "(for your own agent, its YAML), or make a data set for this agent: afm data prepare sft TRAJECTORIES.jsonl "
+            f"--agent {job.config['agent']} --output-dir DIR"
         )
 
 

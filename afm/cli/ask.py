@@ -183,7 +183,11 @@ def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bo
             "--prompt row: the model's folder holds no record of one prompt; give --prompt FILE with {question}"
         ) from None
     except ConfigError as error:
-        raise ConfigError(f"{error} (here: --prompt, --no-prompt-check)") from None
+        differs, of_runs, _ = str(error).partition("; use prompt=")
+        if not of_runs:
+            raise
+        ways = "--prompt FILE (the text that the model was trained with), or --no-prompt-check to ask it all the same"
+        raise ConfigError(f"{differs}; add {ways}") from None
 
 
 def _known_prices(path: str, spec: AgentSpec) -> Prices:

@@ -118,3 +118,15 @@ def test_the_math_agent_finds_its_tool(talker_folder, tmp_path):
     (tmp_path / "short.yaml").write_text("extends: math\nlimits: {max_agent_tokens: 5}\n")
     made = record("What is 2 + 2?", "--model", talker_folder, "--agent", tmp_path / "short.yaml")
     assert (made.agent, made.cost.agent_tokens) == ("math", 5)
+
+
+def test_another_prompt_is_refused_with_the_options_of_this_command(talker_folder, tmp_path):
+    folder = shutil.copytree(talker_folder, tmp_path / "model")
+    row = {"digest": "844061ad9f0b45a6", "system": "", "user": "Rules of old:\n{question}", "rows": 1}
+    (folder / "prompt.json").write_text(json.dumps({"mode": "own", "templates": [row]}), encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"expected 'Rules of old:'; add --prompt FILE .*--no-prompt-check"
+    ) as caught:
+        run("What is 2 + 2?", "--model", folder)
+    assert "prompt_check=off" not in str(caught.value)
+    assert "answer" in run("What is 2 + 2?", "--model", folder, "--no-prompt-check")

@@ -7,6 +7,7 @@ from afm.agents import load_agent, save_agent
 from afm.datasets import write_tasks
 from afm.datasets.mini_world import WorldSplit, generate
 from afm.models.tiny import create_tiny_model, train_tokenizer
+from afm.runs.folder import sha256_of, write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = {".git", ".venv", ".venv-docs", "runs", "outputs", "site"}
@@ -30,5 +31,11 @@ def make_checkout(place: Path) -> Path:
     row = {"instruction": "What is 57 + 38?", "input": "", "output": TEXT}
     (run / "data/math.json").write_text(json.dumps([row] * 8), encoding="utf-8")
     info = {"math": {"file_name": "math.json"}}
+    write_manifest(
+        run / "data/math.manifest.json",
+        counts={"rows": 8},
+        spec=load_agent("math"),
+        outputs={"math.json": sha256_of(run / "data/math.json")},
+    )
     (run / "data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
     return place
