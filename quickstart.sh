@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a tool-using agent on the CPU of this machine and writes a report of what it learned.
 # Usage: ./quickstart.sh [--world math|wiki] [--base MODEL] [--smoke] [--seed N] [--real-data FILE] [--output-dir DIR] [--open]
-# The first call installs into .venv (2 to 3 minutes); training takes 7 to 9 minutes on 2 cores, --smoke about 3.
+# The first call installs into .venv (2 to 3 minutes); training takes 7 to 9 minutes on 2 cores, --world wiki 20 to 26, --smoke about 3.
 set -euo pipefail
 here=$(realpath "$(dirname "$0")")
 VENV=$(realpath -m "${VENV:-$here/.venv}")
