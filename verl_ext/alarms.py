@@ -202,6 +202,24 @@ class Alarms(Settings):
         )
 
 
+_ALIKE = 0.8
+"""Share of the groups of a run without signal above which the run could learn little."""
+
+
+def little_signal(rows: Rows) -> str:
+    """Say that most groups of a whole run taught nothing, which no single step need show; empty if enough did."""
+    generated, alike, solved = (
+        sum(_values(rows, f"groups_{key}")) for key in ("generated", "alike", "solved")
+    )
+    if alike <= _ALIKE * generated:
+        return ""
+    kind, other = ("solved", "harder") if solved * 2 > alike else ("failed", "easier")
+    return (
+        f"in {alike:.0f} of {generated:.0f} groups every answer had the same reward, and most of these were {kind}: the run "
+        f"could learn little; take {other} questions, or select some with `afm data queries` (docs/data.md)"
+    )
+
+
 class RaisedAlarm(Settings):
     """A raised alarm: one line of ``alarms.jsonl``."""
 

@@ -7,7 +7,10 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from afm.errors import ConfigError
@@ -91,6 +94,23 @@ def trainer_environment(settings: RlSettings) -> dict[str, str]:
 
 _MODULES = "VERL_USE_EXTERNAL_MODULES"
 _FIXED = ("VERL_FILE_LOGGER_PATH", "VERL_PLATFORM", "CUDA_VISIBLE_DEVICES")
+
+
+def ensure_ray_token() -> None:
+    """Write the token that closes a new Ray cluster, unless there is one.
+
+    Ray 2.60 looks for the file before it writes it (``_private/authentication/authentication_token_setup.py``). Of two
+    first starts at the same moment, one would keep a token that the other replaces, and fail.
+    """
+    elsewhere = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    file = Path.home() / ".ray/auth_token"
+    if elsewhere or os.environ.get("RAY_AUTH_MODE", "token") != "token" or file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", dir=file.parent, prefix=".auth_token.") as new, suppress(FileExistsError):
+        new.write(token_hex(32))
+        new.flush()
+        os.link(new.name, file)  # whole or not at all, and never over the token of another start
 
 
 def ray_overrides(settings: RlSettings, scratch: str) -> Flat:

@@ -21,7 +21,7 @@ from afm.findings import Finding, Level, has_gpu, refuse_errors
 from afm.harness.settings import anchor_harness
 from afm.presets import preset_lines
 from afm.processes import follow_parent
-from verl_ext.alarms import ALARMS_FILE, AlarmAction, RaisedAlarm, Watch
+from verl_ext.alarms import ALARMS_FILE, AlarmAction, RaisedAlarm, Watch, little_signal
 from verl_ext.checkpoints import (
     CHECKPOINT_DIR,
     CHECKPOINT_REQUEST,
@@ -30,7 +30,7 @@ from verl_ext.checkpoints import (
     resumable_step,
     saved_step,
 )
-from verl_ext.command import command, environment, total_steps, trainer_environment
+from verl_ext.command import command, ensure_ray_token, environment, total_steps, trainer_environment
 from verl_ext.compose import AGENT_LOOP_FILE, AGENT_LOOP_NAME, engine_of
 from verl_ext.doctor import start_findings
 from verl_ext.engines import SHOW_WEIGHTS
@@ -163,6 +163,8 @@ class Run:
                 book.release()
         if status == 0:
             self._export()
+            if text := little_signal(read_metrics(self._out / METRICS_FILE)):
+                print(f"warning: {text}", file=sys.stderr)
         return status
 
     def _complete(self, step: int) -> int:
@@ -186,6 +188,8 @@ class Run:
         print(f"log: {self._out / LOG_FILE}", flush=True)
         log = self._out / LOG_FILE
         begin = log.stat().st_size if log.exists() else 0
+        if self._settings.ray_address is None:
+            ensure_ray_token()
         with Trainer(words, trainer_environment(self._settings), self._out / LOG_FILE) as trainer:
             patience = TrainerPatience(
                 self._out,
@@ -193,6 +197,8 @@ class Run:
                 loss_grace_s=self._settings.loss_grace_s,
             )
             ended = trainer.follow(metrics, book, lambda row: self._report(watch, row, total), patience)
+            if ended.interrupted:
+                print("stopping the trainer, which takes a few seconds", flush=True)
         if ended.status == ALARMED:
             print(
                 f"an alarm stopped the run; start it again with other settings to continue from the checkpoint of step "

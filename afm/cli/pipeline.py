@@ -42,7 +42,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class FinishedStage:
-    """A finished stage, as stored on disk."""
+    """A finished stage, as stored on disk. An attempt that was stopped is stored with an empty note."""
 
     name: str
     seconds: float
@@ -68,25 +68,27 @@ def run_stages(
     log = out_dir / STAGES_FILE
     # Before the stages: a stage writes rows before its entry in the log.
     RunFolder(out_dir, "--output-dir").claim(settings, [out_dir / SETTINGS_FILE])
-    finished = {stage.name: stage for stage in read_stages(log)}
+    finished = {stage.name: stage for stage in read_stages(log) if stage.note}
     for number, stage in enumerate(stages, start=1):
         head = f"[{number}/{len(stages)}] {stage.title}"
         if stage.name in finished:
             say(f"{head}: done before ({finished[stage.name].note})")
             continue
         say(head)
-        begun = time.monotonic()
-        note = stage.run()
-        done = FinishedStage(stage.name, round(time.monotonic() - begun, 1), note)
-        with Journal(log, sync=True) as journal:
-            journal.append_row(asdict(done))
+        begun, note = time.monotonic(), ""
+        try:
+            note = stage.run()
+        finally:
+            done = FinishedStage(stage.name, round(time.monotonic() - begun, 1), note)
+            with Journal(log, sync=True) as journal:
+                journal.append_row(asdict(done))
         finished[stage.name] = done
         say(f"      {note} ({done.seconds:.0f} s)")
     return [finished[stage.name] for stage in stages]
 
 
 def read_stages(log: Path) -> list[FinishedStage]:
-    """Read the finished stages in order. An incomplete last line is ignored."""
+    """Read the stages and stopped attempts in order. An incomplete last line is ignored."""
     return [FinishedStage(**row) for _, row in read_rows(log, {"name": str, "note": str})]
 
 

@@ -75,7 +75,7 @@ def quickstart(
     It takes 7 to 9 minutes on 2 idle cores, with --world wiki 20 to 26. With --base it takes longer and prints an
     estimate first. If interrupted, run the same command again to resume.
     """
-    from afm.cli.pipeline import Quickstart
+    from afm.cli.pipeline import STAGES_FILE, Quickstart, read_stages
 
     os.environ |= _QUIET | os.environ
     recipe = _recipe(world, base)
@@ -86,10 +86,10 @@ def quickstart(
     job = Quickstart(folder, configs_folder(), recipe, plan, seed, real, view.update, base)
     job.check_real_data()
     settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()} | _choices(world, base)
-    begun = time.monotonic()
+    begun, before = time.monotonic(), sum(stage.seconds for stage in read_stages(folder / STAGES_FILE))
     _run(job, settings, view)
     job.report()
-    _summary(job, time.monotonic() - begun)
+    _summary(job, time.monotonic() - begun, before)
     if show:
         typer.launch(job.report_path.as_uri())
 
@@ -120,10 +120,11 @@ def _recipe(world: WorldKind, base: str | None) -> Recipe:
     return FROM_BASE[world]
 
 
-def _summary(job: Quickstart, seconds: float) -> None:
+def _summary(job: Quickstart, seconds: float, before_s: float) -> None:
     from afm.evaluation.report_folder import read_stages
 
-    print(f"\nDone in {seconds / 60:.1f} minutes.\n")
+    earlier = f", after {before_s / 60:.1f} minutes in earlier starts" if before_s else ""
+    print(f"\nDone in {seconds / 60:.1f} minutes{earlier}.\n")
     print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>15}  {'format':>6}  {'tool calls':>10}")
     for stage in read_stages(job.out):
         print(f"  {stage.name:24} {_stage_figures(stage.metrics)}")

@@ -36,7 +36,7 @@ class Aspect:
         alarms: Steps and messages of its alarms.
         status: Bad after an alarm. A warning for a mean that fell or stayed flat, and for a count that should be 0.
         share: Whether the values are shares.
-        trend: ``fell`` or ``flat`` where the values should have risen, otherwise empty.
+        trend: ``fell`` or ``flat`` where the values should have risen, ``high`` over their limit, otherwise empty.
     """
 
     name: str
@@ -78,6 +78,7 @@ class _Watched:
         share: Whether the values are shares.
         holds: Whether the mean should not fall.
         rises: Whether the mean should rise, unless it is near 1 already.
+        most: Largest mean that is no warning.
     """
 
     name: str
@@ -89,6 +90,7 @@ class _Watched:
     share: bool = False
     holds: bool = False
     rises: bool = False
+    most: float | None = None
 
     def value(self, row: Row) -> float | None:
         """Return the value of one step."""
@@ -106,7 +108,7 @@ _WATCHED = (
     _Watched("Engine mismatch", "KL between rollout engine and trainer, nats per token; an estimate, so it may be below 0", "mismatch_kl", "mismatch"),
     _Watched("Token drift", "trained tokens that differ from the sampled ones; should be 0", "token_drift", nonzero=Status.BAD),
     _Watched("Failed tool calls", "share of tool calls", "tool_failures", "failed_tools", "tool_calls", share=True),
-    _Watched("Groups without signal", "share of groups whose samples all have the same score, so they teach nothing", "groups_alike", "no_signal", "groups_generated", share=True),
+    _Watched("Groups without signal", "share of groups whose samples all have the same score, so they teach nothing", "groups_alike", "no_signal", "groups_generated", share=True, most=0.8),
     _Watched("Discarded tokens", "share of the agent's tokens, in groups that were not trained on", "unused_share", share=True),
     _Watched("Cut off by a limit", "share of episodes", "cut_short", share=True),
     _Watched("Samples without a score", "number per step; the reward abstained", "abstained_samples", nonzero=Status.WARN),
@@ -141,7 +143,9 @@ def _aspect(watched: _Watched, rows: Sequence[Row], alarms: Mapping[str, tuple[s
 
 
 def _trend(watched: _Watched, values: Sequence[float]) -> str:
-    """``fell`` or ``flat`` where the mean of the last quarter is not where it should be, otherwise empty."""
+    """``fell`` or ``flat`` where the mean of the last quarter is not where it should be, ``high`` for a mean over its limit."""
+    if watched.most is not None and mean(values) > watched.most:
+        return "high"
     quarter = max(1, len(values) // 4)
     before, after = mean(values[:quarter]), mean(values[-quarter:])
     if watched.holds and before - after > _NOISE:

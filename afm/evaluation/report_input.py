@@ -332,12 +332,15 @@ _DESCRIBED: dict[str, Callable[[RunManifest], str]] = {
 
 
 def _stage_seconds(path: Path) -> list[tuple[str, float]]:
-    """Return name and seconds of each finished stage of a job. A half-written last line is ignored."""
+    """Return name and seconds of each stage of a job, with attempts that were stopped. A half-written last line is ignored."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [(str(row["name"]), float(row["seconds"])) for row in rows]
+    seconds: dict[str, float] = {}
+    for row in rows:
+        seconds[str(row["name"])] = seconds.get(str(row["name"]), 0.0) + float(row["seconds"])
+    return [*seconds.items()]
 
 
 def _duration(seconds: float) -> str:

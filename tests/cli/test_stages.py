@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from afm.cli.pipeline import STAGES_FILE, Stage, run_stages
+from afm.cli.pipeline import STAGES_FILE, Stage, read_stages, run_stages
 from afm.errors import ConfigError
 
 
@@ -23,6 +23,13 @@ def test_a_failed_stage_runs_again_and_finished_ones_do_not(tmp_path: Path) -> N
     finished = run_stages([*stages, counting(counts, "c")], tmp_path, {"seed": 0}, lambda _: None)
     assert counts == {"a": 1, "b": 1, "c": 1}
     assert [stage.note for stage in finished] == ["a ran", "b ran", "c ran"]
+    noted = [(stage.name, stage.note) for stage in read_stages(tmp_path / STAGES_FILE)]
+    assert noted == [
+        ("a", "a ran"),
+        ("b", ""),
+        ("b", "b ran"),
+        ("c", "c ran"),
+    ]  # the time of a failure counts
 
 
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:

@@ -72,3 +72,13 @@ def test_a_format_that_stays_is_ok(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     (aspect,) = read_health(tmp_path)
     assert aspect.verdict == "ok"
+
+
+def test_groups_that_are_mostly_alike_are_not_called_ok(tmp_path):
+    def verdict(*alike):
+        rows = [{"step": n, "groups_generated": 10, "groups_alike": a} for n, a in enumerate(alike, start=1)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        (aspect,) = read_health(tmp_path)
+        return aspect.verdict
+
+    assert [verdict(9, 8), verdict(9, 7)] == ["high", "ok"]

@@ -157,7 +157,10 @@ def run_folder(tmp_path, record, write_run):
     losses = '{"current_steps": 1, "loss": 2.0}\n{"current_steps": 2, "loss": 1.0}\n'
     (run / "sft/trainer_log.jsonl").write_text(losses)
     (run / "rl/metrics.jsonl").write_text('{"step": 1, "reward": 0.4}\n{"step": 2, "reward": 0.6}\n')
-    (run / "stages.jsonl").write_text('{"name": "world", "seconds": 1.5, "note": "x"}\n{"name": "sf')
+    attempts = (
+        '{"name": "world", "seconds": 0.5, "note": ""}\n{"name": "world", "seconds": 1.0, "note": "x"}\n'
+    )
+    (run / "stages.jsonl").write_text(attempts + '{"name": "sf')
     return run
 
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from afm.errors import DataError
-from verl_ext.alarms import AlarmAction, Alarms, Watch, read_alarms
+from verl_ext.alarms import AlarmAction, Alarms, Watch, little_signal, read_alarms
 
 Row = dict[str, Any]
 SOUND: Row = {
@@ -50,6 +50,24 @@ def test_each_alarm_goes_off_once_when_its_condition_has_held_long_enough(
     again = [{}] * 3 + [bad] * (steps + 1) + [{}] + [bad] * steps
     assert went_off(again, tmp_path) == [(3 + steps, name), (5 + 2 * steps, name)]
     assert went_off([{}] * 3 + [bad] * 9, tmp_path, **{name: None}) == []
+
+
+@pytest.mark.parametrize(
+    ("alike", "solved", "text"),
+    [
+        ((18.0, 15.0), (18.0, 14.0), "in 33 of 40 groups every answer had the same reward, and most of these were solved: "),
+        ((18.0, 15.0), (0.0, 14.0), "and most of these were failed: the run could learn little; take easier questions"),
+        ((18.0, 14.0), (18.0, 14.0), ""),  # 32 of 40
+    ],
+)  # fmt: skip
+def test_a_run_whose_groups_are_mostly_alike_says_that_it_could_learn_little(
+    alike: tuple[float, float], solved: tuple[float, float], text: str
+) -> None:
+    steps = zip(alike, solved, strict=True)
+    rows = [{"groups_generated": 20.0, "groups_alike": a, "groups_solved": s} for a, s in steps]
+    assert text in (found := little_signal(rows))
+    assert bool(found) is bool(text)
+    assert little_signal([{"reward": 1.0}]) == ""
 
 
 def test_other_probabilities_end_a_run_whose_engine_hides_its_weights() -> None:

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from afm.datasets import Task
 from afm.datasets.rl_files import write_rl
 from afm.errors import ConfigError
 from afm.findings import Level
+from verl_ext.command import ensure_ray_token
 from verl_ext.doctor import start_findings
 from verl_ext.launcher import run_rl
 from verl_ext.settings import load_settings
@@ -167,3 +170,34 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "runs" / "tiny" / "rl" / "training.log").exists()
+
+
+def test_first_starts_at_the_same_moment_share_one_token_of_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    file = tmp_path / ".ray/auth_token"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    together = Barrier(8)
+
+    def start() -> str:
+        together.wait()
+        ensure_ray_token()
+        return file.read_text()
+
+    with ThreadPoolExecutor(8) as pool:
+        [token] = {future.result() for future in [pool.submit(start) for _ in range(8)]}
+    assert len(bytes.fromhex(token)) == 32
+    assert (file.stat().st_mode & 0o777, [*file.parent.iterdir()]) == (0o600, [file])
+    ensure_ray_token()
+    assert file.read_text() == token
+
+
+def test_no_token_is_written_where_ray_uses_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable, value in [("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN_PATH", "/absent")]:
+        with monkeypatch.context() as own:
+            own.setenv(variable, value)
+            ensure_ray_token()
+    assert not (tmp_path / ".ray").exists()

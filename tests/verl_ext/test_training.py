@@ -298,7 +298,10 @@ def test_an_interrupted_run_ends_cleanly_with_groups_that_differ(config: Path) -
         os.kill(number, signal.SIGINT)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "stopped; no checkpoint was saved yet: the same command starts from the beginning\n" in output
+    assert (
+        "stopping the trainer, which takes a few seconds\nstopped; no checkpoint was saved yet: the same command starts from the beginning\n"
+        in output
+    )
     assert [mark for mark in family if mark.alive] == []
     first = rows(folder)[0]
     assert first["groups_kept"] >= 4
