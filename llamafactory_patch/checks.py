@@ -133,10 +133,10 @@ def check_output(job: SftJob) -> None:
 
 
 def check_model(job: SftJob) -> None:
-    """Check that the model is a folder or has the form of a name on a hub.
+    """Check that the model is a folder with the modules of ``lora_target``, or has the form of a name on a hub.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: It is neither, or no module has such a name.
     """
     model = str(job.config.get("model_name_or_path", ""))
     # `runs/` and `models/` are where this project's commands write models.
@@ -147,6 +147,36 @@ def check_model(job: SftJob) -> None:
             f"(`afm import` turns a GGUF file into a folder){exists_next_to(model, job.file) if model else ''}"
             f"{fetch_advice(model, 'model_name_or_path')}"
         )
+    _check_targets(job.config, Path(model).expanduser())
+
+
+def _check_targets(config: Mapping[str, Any], model: Path) -> None:
+    """Refuse a ``lora_target`` that no module has. peft finds it only when the model is loaded."""
+    targets = names_in(config.get("lora_target"))
+    adapters = config.get("finetuning_type", "lora") == "lora" and not config.get("adapter_name_or_path")
+    if not adapters or not targets or targets == ["all"]:
+        return
+    modules = _modules(model)
+    if modules and not any(f".{name}".endswith(f".{target}") for name in modules for target in targets):
+        known = sorted({name.rpartition(".")[2] for name in modules if re.search(r"\.\d+\.", name)})
+        got = ", ".join(targets)
+        raise ConfigError(
+            f"lora_target: no module of {model} is named {got}; set lora_target=all, or some of {','.join(known)}"
+        )
+
+
+def _modules(model: Path) -> set[str]:
+    """Return the modules with matrices in a model's safetensors files, empty if one of them cannot be read."""
+    modules = set()
+    for file in model.glob("*.safetensors"):
+        try:
+            with file.open("rb") as weights:
+                header = json.loads(weights.read(int.from_bytes(weights.read(8), "little")))
+            matrices = [name for name, entry in header.items() if len(entry.get("shape", ())) > 1]
+        except (OSError, OverflowError, MemoryError, ValueError, AttributeError):
+            return set()
+        modules |= {name.rpartition(".")[0] for name in matrices}
+    return modules | {"lm_head"} if modules else modules  # it may share the matrix of the embedding
 
 
 def check_data(job: SftJob) -> None:

@@ -1,5 +1,7 @@
 import dataclasses
+import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from afm.datasets.sft_files import write_sft
 from afm.errors import ConfigError, UsageError
 from afm.presets import published
 from afm.trajectory.record import Record
-from llamafactory_patch.checks import check_data, check_sources, stale_data
+from llamafactory_patch.checks import check_data, check_model, check_sources, stale_data
 from llamafactory_patch.config import engine_keys, fsdp_settings, resolve
 from llamafactory_patch.settings import split_config
 
@@ -308,3 +310,24 @@ def test_masks_of_a_set_of_programs_and_mathematics_do_not_depend_on_which_agent
     """One agent is therefore enough for rows of both: they share the tag of the environment, which is masked."""
     code, math = (resolve(config(f"output_dir: a\nagent: {agent}")).config for agent in ("code", "math"))
     assert code | {"agent": "math"} == math
+
+
+@pytest.mark.parametrize(
+    ("target", "accepted"),
+    [("all", True), ("q_proj,nope", True), ("attn.q_proj", True), ("lm_head", True), ("proj", False), ("norm,v", False)],
+)  # fmt: skip
+def test_a_lora_target_is_a_module_of_the_model(tmp_path: Path, target: str, accepted: bool) -> None:
+    shapes = {"embed.weight": [9, 4], "layers.0.attn.q_proj.weight": [4, 4], "layers.0.norm.weight": [4]}
+    tensors = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
+    }
+    header = json.dumps(tensors).encode()
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    (tmp_path / "sft.yaml").write_text(f"model_name_or_path: {tmp_path}\noutput_dir: out\nstage: sft\n")
+    job = resolve(tmp_path / "sft.yaml", ["finetuning_type=lora", f"lora_target={target}"])
+    message = f"^lora_target: no module of {tmp_path} is named .*; set lora_target=all, or some of q_proj$"
+    with nullcontext() if accepted else pytest.raises(ConfigError, match=message):
+        check_model(job)
+    weights.write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    check_model(job)
