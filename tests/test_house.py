@@ -50,10 +50,11 @@ def figures() -> object:
 # 100 lines for files of sandbox servers in `afm doctor`, judges on the loopback, and runs that stopped or have nothing left to do;
 # 80 lines for Ctrl-C that is answered, and for mistakes of a first day that are refused with the next step;
 # 90 lines for logs: commands that an error advises, agents next to the rows, thoughts in the prompt, settings that differ;
-# 230 lines for the stumbles that three walks left: dry runs of reinforcement, own tools and rewards, logs, kinds of YAML.
+# 230 lines for the stumbles that three walks left: dry runs of reinforcement, own tools and rewards, logs, kinds of YAML;
+# 130 lines for dry runs that find what the doctor finds, LoRA targets, one token of Ray, and runs that learned little.
 WALLS = {
     "files": 358,
-    "lines": 88_000,
+    "lines": 88_130,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
