@@ -20,6 +20,7 @@ from afm.errors import (
     ConfigError,
     RepeatedErrors,
     UsageError,
+    json_word,
     no_such_file,
     suggestion,
     utf8_advice,
@@ -147,7 +148,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
         wide = error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
-        advice = f"save it as UTF-8: {utf8_advice(path, *['UTF-16'] * wide)}"
+        advice = f"save it as UTF-8: {utf8_advice(path, *(['UTF-16'] if wide else []))}"
         if not wide and b"\0" in error.object:
             advice = "give the right file"
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -161,7 +162,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         if isinstance(data, dict):
             odd = next(key for key in data if not isinstance(key, str))
             raise ConfigError(f"{path}: got the key {odd!r}, expected words as the keys of {what}")
-        got = "nothing" if data is None else type(data).__name__
+        got = "nothing" if data is None else json_word(data)
         raise ConfigError(f"{path}: got {got}, expected a mapping of {what}")
     _refuse_other_kind(path, data, what)
     check_code_of(path, data)
@@ -216,7 +217,9 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
             raise UsageError(f"{_flag(override)}; `--help` lists the options")
         key, (_, equals, text) = override_key(override), override.partition("=")
         if not equals or not key:
-            both = f"; to combine YAMLs: one with `extends: [FILE, {override}]`" * override.endswith(".yaml")
+            both = ""
+            if override.endswith(".yaml"):
+                both = f"; to combine YAMLs: one with `extends: [FILE, {override}]`"
             raise UsageError(f"override {override!r}: expected key=value, for example seed=1{both}")
         try:
             value = parse_yaml(text)
@@ -229,8 +232,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
             inner = level.get(parent)
             if inner is not None and not isinstance(inner, dict):
                 raise UsageError(f"override {override!r}: {parent!r} is a value, not a group of settings")
-            level[parent] = dict(inner or {})
-            level = level[parent]
+            level[parent] = level = dict(inner or {})
         level[last] = value
 
 
@@ -366,10 +368,9 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel], takes_ove
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     if details["type"] == "extra_forbidden":
         known = _fields(model, location[:-1])
-        hint = f"; {suggestion(str(location[-1]), known)}" if known else ""
-        return f"{path}: unknown key{hint}"
+        return f"{path}: unknown key" + (f"; {suggestion(str(location[-1]), known)}" if known else "")
     if details["type"] == "missing":
-        return f"{path}: missing, but required" + f"; give {path}=VALUE" * takes_overrides
+        return f"{path}: missing, but required" + (f"; give {path}=VALUE" if takes_overrides else "")
     if not location and not at:
         return details["msg"].removeprefix("Value error, ")
     expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
@@ -380,7 +381,7 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel], takes_ove
     except ValueError:  # Python does not print integers of more than 4,300 digits
         given = "a number of thousands of digits"
     shown = given if len(given) <= 80 else f"{given[:77]}..."
-    return f"{path}: got {shown} ({type(details['input']).__name__}), expected {expected}"
+    return f"{path}: got {shown} ({json_word(details['input'])}), expected {expected}"
 
 
 def _fields(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
@@ -389,8 +390,7 @@ def _fields(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str
     for part in location:
         field = getattr(current, "model_fields", {}).get(part)
         if field is not None:
-            candidates = _models(field.annotation)
-            current = candidates[0] if candidates else None
+            current = next(iter(_models(field.annotation)), None)
     return list(getattr(current, "model_fields", {}))
 
 

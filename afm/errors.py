@@ -202,6 +202,21 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(words)}"
 
 
+def json_word(value: object) -> str:
+    """Return what a value of a row or a YAML is: null, boolean, number, text, list or object; else its class."""
+    return _JSON_WORDS.get(type(value), type(value).__name__)
+
+
+_JSON_WORDS: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    str: "text",
+    tuple: "list",
+    dict: "object",
+    **dict.fromkeys((int, float), "number"),
+}
+
+
 def no_such_file(path: str | Path, what: str = "file") -> str:
     """Return ``no such file``, and the path that was probably meant: one part of it has the nearest name there is.
 

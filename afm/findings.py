@@ -266,7 +266,7 @@ def driver_finding(supported: re.Match[str] | None, built: str | None) -> Findin
     text = f"supports CUDA up to {supported[1]}.{supported[2]}"
     if built is None:
         old = int(supported[1]) < _CUDA_OF_LOCKS
-        text += f"; the GPU locks need a driver for CUDA {_CUDA_OF_LOCKS}" * old
+        text += f"; the GPU locks need a driver for CUDA {_CUDA_OF_LOCKS}" if old else ""
         return Finding(Level.WARNING if old else Level.OK, "driver", text)
     if int(supported[1]) < int(built.partition(".")[0]):
         text = f"{text}, torch is built for CUDA {built}; install a driver for CUDA {built} or newer"

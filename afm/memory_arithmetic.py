@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afm.errors import ConfigError
+from afm.errors import ConfigError, json_word
 from afm.findings import Finding, Level
 from afm.terminal import plural
 
@@ -159,7 +159,7 @@ def model_shape(name_or_folder: str) -> ModelShape | None:
             raise ConfigError(f"{file}: not JSON: {error}; copy the model again") from None
         if not isinstance(config, dict):
             raise ConfigError(
-                f"{file}: got {type(config).__name__}, expected a model's settings as a JSON object"
+                f"{file}: got {json_word(config)}, expected a model's settings as a JSON object"
             )
         return _shape_of(config)
     if re.fullmatch(r"meta-llama/Llama-2-7b(?:-chat)?-hf", name_or_folder):

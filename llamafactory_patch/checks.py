@@ -16,7 +16,7 @@ from shlex import quote
 from typing import Any
 
 from afm.agents import AgentSpec
-from afm.errors import ConfigError, MissingExtraError, exists_next_to, no_such_file, suggestion
+from afm.errors import ConfigError, MissingExtraError, exists_next_to, json_word, no_such_file, suggestion
 from afm.findings import fetch_advice, made_by
 from afm.runs.folder import manifest_of, sha256_of
 from llamafactory_patch.config import SftJob
@@ -320,5 +320,5 @@ def _index(index: Path, config: Path | None = None) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{index} cannot be read as JSON: {error}") from None
     if not isinstance(known, dict):
-        raise ConfigError(f"{index}: got {type(known).__name__}, expected an object of data sets by name")
+        raise ConfigError(f"{index}: got {json_word(known)}, expected an object of data sets by name")
     return known

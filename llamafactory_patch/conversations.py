@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.trajectory.chat import called_function, content_text, loss_flag, message_list, tools_text
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _thought(message: Mapping[str, Any], template: str) -> str:
     if thought is None:
         return ""
     if not isinstance(thought, str):
-        raise DataError(f"reasoning_content: got {type(thought).__name__}, expected a text")
+        raise DataError(f"reasoning_content: got {json_word(thought)}, expected a text")
     written_by = _template(template)
     begin, end = written_by.thought_words if written_by else ("<think>\n", "\n</think>\n\n")
     content = message.get("content")

@@ -159,7 +159,7 @@ def _report_sample(
         cutoff = arguments.data.cutoff_len
         long = sum(length > cutoff for length in lengths)
         text = f"{long} of {len(lengths)} sampled rows are longer than cutoff_len={cutoff:,}"
-        text += f" (longest {max(lengths):,} tokens)" + "; they will be cut" * bool(long)
+        text += f" (longest {max(lengths):,} tokens)" + ("; they will be cut" if long else "")
         report.add(Finding(Level.WARNING if long else Level.OK, "lengths", text))
     return sample
 

@@ -267,7 +267,7 @@ def _memory(job: SftJob, shape: ModelShape, hardware: Hardware) -> Iterator[Find
         need = memory_need(shape, job.config, kind, _world(job, hardware))
         here = kind is chosen
         advice = _advice(need, chosen) if here else ""
-        yield gpu_finding(f"{kind}{' (as configured)' * here}", need, hardware.gpu_gib, advice)
+        yield gpu_finding(f"{kind}{' (as configured)' if here else ''}", need, hardware.gpu_gib, advice)
 
 
 def _advice(need: MemoryNeed, sharding: Sharding) -> str:

@@ -19,7 +19,7 @@ from llamafactory.data.parser import DatasetAttr
 from pydantic import ValidationError
 
 from afm.agents import AgentSpec, agent_of_model, load_agent
-from afm.errors import AfmError, DataError
+from afm.errors import AfmError, DataError, json_word
 from afm.trajectory import Author, validate
 from afm.trajectory.chat import loss_flag, message_list, text_of, tools_text
 from afm.trajectory.io import explain
@@ -91,7 +91,7 @@ class Converter:
             DataError: The row cannot be trained on. The message has no location.
         """
         if not isinstance(row, Mapping):
-            raise DataError(f"got {type(row).__name__}, expected an object")
+            raise DataError(f"got {json_word(row)}, expected an object")
         try:
             aligned = self._aligned(row)
             self._check_turns(aligned)

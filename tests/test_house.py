@@ -51,10 +51,11 @@ def figures() -> object:
 # 80 lines for Ctrl-C that is answered, and for mistakes of a first day that are refused with the next step;
 # 90 lines for logs: commands that an error advises, agents next to the rows, thoughts in the prompt, settings that differ;
 # 230 lines for the stumbles that three walks left: dry runs of reinforcement, own tools and rewards, logs, kinds of YAML;
-# 130 lines for dry runs that find what the doctor finds, LoRA targets, one token of Ray, and runs that learned little.
+# 130 lines for dry runs that find what the doctor finds, LoRA targets, one token of Ray, and runs that learned little;
+# 150 lines for updates of LangGraph, keys that occur twice, words of JSON, and findings on tools beside an agent.
 WALLS = {
     "files": 358,
-    "lines": 88_130,
+    "lines": 88_280,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

@@ -187,7 +187,9 @@ def ignored_findings(settings: RlSettings, config: Any) -> Iterator[Finding]:
     keys = [key.lstrip("+") for key, _ in flatten(settings.verl)]
     unread = [f"verl.{key}" for key in keys if key.startswith("critic.") and key != "critic.enable"]
     if unread and not has_critic(config):
-        named = unread[0] + f" and {plural(len(unread) - 1, 'other key')} of the critic" * (len(unread) > 1)
+        named = unread[0] + (
+            f" and {plural(len(unread) - 1, 'other key')} of the critic" if len(unread) > 1 else ""
+        )
         why = f"is ignored, as {config.algorithm.adv_estimator} trains no critic"
         yield Finding(
             Level.WARNING, "algorithm", f"{named}: {why}; leave it out, or set verl.{ESTIMATOR}=gae"

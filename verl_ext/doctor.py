@@ -179,16 +179,16 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
         return Finding(Level.OK, "model", f"{folder}: configuration, weights and tokenizer")
     if settings.platform == "gpu" and _ELSEWHERE.fullmatch(settings.model):
         text = f"{settings.model}: no such folder here; verl would look for it on the Hugging Face hub"
-        text += fetch_advice(settings.model, "model") * ("/" not in settings.model)
+        text += fetch_advice(settings.model, "model") if "/" not in settings.model else ""
         return Finding(Level.WARNING, "model", text)
     if settings.platform == "gpu" and not here:
         text = f"{settings.model}: no such folder here; it must be on the training machine (model)"
         return Finding(Level.WARNING, "model", text + fetch_advice(settings.model, "model") + made_by(folder))
-    expected = "expected a model's folder" + ", or ORGANISATION/NAME on the hub" * (
-        settings.platform == "gpu"
+    expected = "expected a model's folder" + (
+        ", or ORGANISATION/NAME on the hub" if settings.platform == "gpu" else ""
     )
     advice = exists_next_to(folder, settings.recipe_file) or made_by(folder)
-    advice += fetch_advice(settings.model, "model" * (settings.platform == "gpu"))
+    advice += fetch_advice(settings.model, "model" if settings.platform == "gpu" else "")
     absent = f"{settings.model}: {no_such_file(folder, 'folder')}; {expected} (model){advice}"
     return Finding(Level.ERROR, "model", absent)
 

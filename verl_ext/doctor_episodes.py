@@ -202,8 +202,8 @@ def sandbox_findings(
     """Report what runs programs on every node. Episodes are spread over all nodes, which are not checked from here."""
     users = [name for name, tool in tools.items() if isinstance(tool, CodeTool) and not tool.servers]
     if rows and any(not reward.code_tests.urls for reward in (rewards or {}).values()):
-        users += ["code_tests"] * bool(rows.scorers["code_tests"])
-    users += ["harness"] * bool(settings.harness and settings.harness.sandbox)
+        users += ["code_tests"] if rows.scorers["code_tests"] else []
+    users += ["harness"] if settings.harness and settings.harness.sandbox else []
     if users and nodes > 1:
         text = (
             f"programs of {' and '.join(users)} run on each of the {nodes} nodes, which all need bubblewrap"

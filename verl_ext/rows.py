@@ -58,7 +58,7 @@ class Examples:
             self.first.append(text)
 
     def __str__(self) -> str:
-        return "; ".join(self.first) + " ..." * (self.count > len(self.first))
+        return "; ".join(self.first) + (" ..." if self.count > len(self.first) else "")
 
 
 @dataclass(slots=True)

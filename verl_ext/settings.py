@@ -298,8 +298,12 @@ def _refuse_bare_keys_of_verl(overrides: Sequence[str]) -> None:
             value = override.partition("=")[2] or "VALUE"
             raise UsageError(f"override {override!r}: {key} is a key of verl; write {name}={value}")
         if bare or key in _KEYS_OF_TRAINER:
-            full = f"trainer.{override}" if key in _KEYS_OF_TRAINER else "actor_rollout_ref." * inside + plain
-            sign = "+" * override.strip().startswith("+")
+            full = (
+                f"trainer.{override}"
+                if key in _KEYS_OF_TRAINER
+                else ("actor_rollout_ref." if inside else "") + plain
+            )
+            sign = "+" if override.strip().startswith("+") else ""
             raise UsageError(f"override {override!r}: {key} is a key of verl; write {sign}verl.{full}")
         own = get_close_matches(key.partition(".")[0], RlSettings.model_fields, n=1)
         if key in _NAMES_OF_SFT or not own:

@@ -274,7 +274,7 @@ def _batch_faults(config: Any, sizes: RunSizes) -> Iterator[str]:
         for key, size, (count, origin) in _micro_batches(config, sizes):
             if size is None or count % size:
                 text = f"verl.{key} is {size}; expected one of {_divisors(count)} (divisors of {count}): {origin}"
-                yield text + _CRITIC_ADVICE * (size is None and key.startswith("critic."))
+                yield text + (_CRITIC_ADVICE if size is None and key.startswith("critic.") else "")
 
 
 def _micro_batches(config: Any, sizes: RunSizes) -> Iterator[tuple[str, int | None, tuple[int, str]]]:

@@ -214,7 +214,7 @@ def _shorten_type(parameter: Any) -> Any:
     """Write an argument in capitals and without a type, and the type of an option with its limits, as in ``N>=1``."""
     if parameter.param_type_name == "argument":
         name = parameter.metavar or parameter.name.upper()
-        usage = (name if parameter.required else f"[{name}]") + "..." * (parameter.nargs != 1)
+        usage = (name if parameter.required else f"[{name}]") + ("..." if parameter.nargs != 1 else "")
         parameter.metavar = name
         parameter.get_usage_pieces = lambda _: [usage]
         parameter.display_type_rich = lambda ctx: ""

@@ -200,7 +200,7 @@ def next_command(
         words += [size for size in AskedHardware(nodes, gpus).overrides() if size not in overrides]
     elif kind is SFT_FILE:
         several = f"NNODES={nodes} NODE_RANK=RANK MASTER_ADDR=HOST " if nodes and nodes > 1 else ""
-        before = several + f"NPROC_PER_NODE={gpus} " * bool(gpus)
+        before = several + (f"NPROC_PER_NODE={gpus} " if gpus else "")
     command = {SFT_FILE: "sft", RL_FILE: "rl", EVAL_FILE: "eval"}[kind]
     return f"{before}{afm_command()} {command} {shlex.join(words)}"
 

@@ -24,7 +24,7 @@ from afm.cli.options import (
     lines_file,
     reward_beside,
 )
-from afm.errors import AfmError, ConfigError, DataError, RepeatedErrors, UsageError, suggestion
+from afm.errors import AfmError, ConfigError, DataError, RepeatedErrors, UsageError, json_word, suggestion
 from afm.terminal import plain, plural
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _sample(line: str, agent: str, file: Path, rewards: Path | None) -> Sample:
             f"invalid JSON: {json_fault(error)}; expected one JSON object per line. Correct the line, or remove it"
         ) from None
     if not isinstance(data, dict):
-        raise DataError(f"got {type(data).__name__}, expected an object")
+        raise DataError(f"got {json_word(data)}, expected an object")
     if "segments" in data:
         return _sample_of_record(record_of_line(line.encode(), file), agent, file, rewards)
     required = [key for key, field in ResponseRow.model_fields.items() if field.is_required()]

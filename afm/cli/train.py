@@ -164,7 +164,7 @@ def export(
     """
     values = {"--step": step, "--output-dir": output_dir, "--agent": agent}
     options = [f"{name}={value}" for name, value in values.items() if value is not None]
-    options += ["--adapter"] * adapter
+    options += ["--adapter"] if adapter else []
     raise typer.Exit(run_words([sys.executable, "-P", "-m", EXPORTER, *options, "--", str(run)]))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from afm.agents import START, AgentSpec, AnswerFormat, RoleKind
 from afm.agents.load import without_tools
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.tools.registry import faults_of
 from afm.trajectory import Author, Segment, Step, Trajectory, parse, render, validate
 from afm.trajectory.answer import read_answer
@@ -266,7 +266,7 @@ def general_question(row: Any, *, default_id: str) -> GeneralQuestion:
         DataError: The row has another layout, a text is empty, or the reply calls a tool (without location).
     """
     if not isinstance(row, Mapping):
-        raise DataError(f"got {type(row).__name__}, expected an object")
+        raise DataError(f"got {json_word(row)}, expected an object")
     system, question, answer = None, row.get("question"), row.get("answer")
     if "messages" in row:
         system, question, answer = _first_exchange(message_list(row, "messages", content_key=None))

@@ -24,7 +24,7 @@ from afm.configuration import Settings
 from afm.datasets.readers.row import AlpacaRow, ReadRow, RowReader
 from afm.datasets.row_files import columnar_rows, published_rows
 from afm.datasets.schema import Task, checked_gold, plain_value
-from afm.errors import DataError, RepeatedErrors, suggestion
+from afm.errors import DataError, RepeatedErrors, json_word, suggestion
 from afm.runs.atomic import replace_text, replacing
 
 _KEY_BYTES = 12
@@ -201,7 +201,7 @@ def _make(row: Any, reader: RowReader, default: str, data_source: str | None) ->
     if isinstance(row, DataError):
         raise row
     if not isinstance(row, Mapping):
-        raise DataError(f"got {type(row).__name__}, expected an object")
+        raise DataError(f"got {json_word(row)}, expected an object")
     try:
         made = reader.read(row, default)
     except ValidationError as error:

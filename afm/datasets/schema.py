@@ -20,7 +20,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.datasets.row_files import published_rows
-from afm.errors import DataError, no_such_file, with_path
+from afm.errors import DataError, json_word, no_such_file, with_path
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
 from afm.trajectory.io import json_rows
@@ -147,7 +147,7 @@ def _numbered_items(file: Path, data_source: str | None) -> Iterator[tuple[int, 
             if isinstance(row, DataError):
                 raise row
             if not isinstance(row, Mapping):
-                raise DataError(f"expected a JSON object, got {type(row).__name__}")
+                raise DataError(f"expected a JSON object, got {json_word(row)}")
             task = task_of_row(row, default_id=f"{file.stem}-{number}", data_source=data_source)
             if task.id in seen:
                 raise DataError(f"id {task.id!r} was used by an earlier row; ids must be unique")
@@ -299,7 +299,7 @@ def _mapping(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise DataError(f"`{key}`: expected a mapping, got {type(value).__name__}")
+        raise DataError(f"`{key}`: expected a mapping, got {json_word(value)}")
     return value
 
 

@@ -91,7 +91,9 @@ class OwnTeam:
             raise ConfigError(f"{where}: {settings.class_name!r} cannot be made: {error}") from None
         module = sys.modules[settings.class_name.rpartition(".")[0]]
         source = Path(module.__file__ or file).read_bytes() + repr(settings.config).encode()
-        self.source = str(module.__file__ or file) + f" or the `config` in {file}" * bool(settings.config)
+        self.source = str(module.__file__ or file) + (
+            f" or the `config` in {file}" if settings.config else ""
+        )
         self.name = f"{settings.class_name}-{hashlib.sha256(source).hexdigest()[:8]}"
         self.settings, self.spec, self.roles = settings, spec, settings.roles
 

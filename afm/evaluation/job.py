@@ -21,7 +21,7 @@ from afm.datasets.published import rows_of
 from afm.datasets.readers import READERS
 from afm.datasets.row_files import SUFFIXES, data_files, published_rows
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear
-from afm.errors import DataError, UsageError, exists_next_to, no_such_file, with_path
+from afm.errors import DataError, UsageError, exists_next_to, json_word, no_such_file, with_path
 from afm.evaluation.agents import RowAgents, content_of, with_judge_text
 from afm.evaluation.benchmarks import BENCHMARKS, READ_AS_PUBLISHED
 from afm.evaluation.best_of import choose
@@ -92,7 +92,7 @@ def _task(row: Any, default: str, reader: str | None, data_source: str | None) -
     if isinstance(row, DataError):
         raise row
     if not isinstance(row, Mapping):
-        raise DataError(f"expected an object, got {type(row).__name__}")
+        raise DataError(f"expected an object, got {json_word(row)}")
     if reader is None or _OUR_KEYS & row.keys():
         return task_of_row(row, default_id=default, data_source=data_source)
     try:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.harness.requests import ModelChoice, ModelReply, ModelRequest
 from afm.models.base import FinishReason
 
@@ -375,7 +375,7 @@ def chat_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
             )
         content = "".join(map(str, texts))
     if content is not None and not isinstance(content, str):
-        raise DataError(f"messages[{number}]: content: got {type(content).__name__}, expected text")
+        raise DataError(f"messages[{number}]: content: got {json_word(content)}, expected text")
     for call in message.get("tool_calls") or ():
         if not isinstance(call, dict) or not isinstance((call.get("function") or {}).get("name"), str):
             raise DataError(

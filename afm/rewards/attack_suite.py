@@ -17,7 +17,7 @@ from pydantic import Field
 
 from afm.agents import AgentSpec, load_agent
 from afm.configuration import Settings, read_file, validated
-from afm.errors import AfmError, ConfigError
+from afm.errors import AfmError, ConfigError, json_word
 from afm.rewards.base import Reward, Sample, in_order
 from afm.rewards.text_match import gold_answers
 from afm.trajectory.answer import dressed_answer
@@ -122,7 +122,7 @@ def load_attacks(path: Path) -> tuple[Attack, ...]:
     data = read_file(path, "attacks")
     rows = data.pop("attacks", None)
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"{path}: attacks: got {type(rows).__name__}, expected a list of rows")
+        raise ConfigError(f"{path}: attacks: got {json_word(rows)}, expected a list of rows")
     return tuple(
         validated(Attack, data | dict(row), str(path), f"attacks[{number}]")
         for number, row in enumerate(rows)

@@ -383,9 +383,9 @@ def checked_name(name: str, place: str, *, own: bool = False) -> str:
     """
     if name in SCORERS or (own and "." in name.strip(".")):
         return name
-    own_class = f"; a class of your own in FILE.py beside this YAML: FILE.{name}" * (
-        own and name[:1].isupper()
-    )
+    own_class = ""
+    if own and name[:1].isupper():
+        own_class = f"; a class of your own in FILE.py beside this YAML: FILE.{name}"
     raise ConfigError(f"{place}: reward {name!r} is unknown, {suggestion(name, SCORERS)}{own_class}")
 
 

@@ -158,7 +158,7 @@ def _changed(old: Any, new: Any) -> str:
     texts = repr(old), repr(new)
     same = len(commonprefix(texts)) - _SHOWN_CHARS // 3  # noqa: RUF071 - letter by letter is what is wanted
     begin = same if same > 0 and max(map(len, texts)) > _SHOWN_CHARS else 0
-    shown = [f"{'...' * (begin > 0)}{text[begin:]}" for text in texts]
+    shown = [f"{'...' if begin > 0 else ''}{text[begin:]}" for text in texts]
     return " -> ".join(
         text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..." for text in shown
     )

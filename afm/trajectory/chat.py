@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 
 
 def text_of(row: Mapping[str, Any], key: str) -> str:
@@ -14,7 +14,7 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
     if key not in row:
         raise DataError(f"no key {key!r} among {sorted(row)[:8]}")
     if not isinstance(row[key], str):
-        raise DataError(f"{key}: got {type(row[key]).__name__}, expected a text")
+        raise DataError(f"{key}: got {json_word(row[key])}, expected a text")
     return str(row[key])
 
 
@@ -62,7 +62,7 @@ def message_list(
         raise DataError(f"{column}: got {str(messages)[:40]!r}, expected a list of messages")
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise DataError(f"{column}[{number}]: got {type(message).__name__}, expected a message")
+            raise DataError(f"{column}[{number}]: got {json_word(message)}, expected a message")
         try:
             if role_key not in message:
                 shown = f"{{{role_key}, {content_key or 'content'}}}"
@@ -85,13 +85,15 @@ def content_text(message: Mapping[str, Any]) -> str:
         if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
             kinds = [part.get("type") for part in content if isinstance(part, Mapping) and "text" not in part]
             got = f"got a part of type {str(kinds[0])!r}, " if kinds else ""
-            picture = "; pictures are not read: write a text in its place, or leave the row out" * (
-                "image" in got
+            picture = (
+                "; pictures are not read: write a text in its place, or leave the row out"
+                if "image" in got
+                else ""
             )
             raise DataError(f"content: {got}expected text parts only{picture}")
         return "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise DataError(f"content: got {type(content).__name__}, expected a text")
+        raise DataError(f"content: got {json_word(content)}, expected a text")
     return content
 
 
@@ -129,7 +131,11 @@ NO_QUESTION = (
 
 def unknown_role(role: object) -> str:
     """Return the error of a role that no chat message has, with what to write instead of memory of smolagents."""
-    steps = "; write `agent.memory.get_full_steps()` of smolagents" * (role in ("tool-call", "tool-response"))
+    steps = (
+        "; write `agent.memory.get_full_steps()` of smolagents"
+        if role in ("tool-call", "tool-response")
+        else ""
+    )
     return f"role: got {role!r}, expected system, user, assistant or tool{steps}"
 
 

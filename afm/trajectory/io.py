@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from afm.errors import DataError, utf8_advice, with_path
+from afm.errors import DataError, json_word, utf8_advice, with_path
 from afm.runs.journal import Journal
 from afm.trajectory.record import Record
 
@@ -144,9 +144,7 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
         return f"invalid JSON: {first['ctx']['error']}; expected one trajectory record per line"
     row = first["input"]
     if not first["loc"] or (first["type"] == "missing" and isinstance(row, dict) and "segments" not in row):
-        shown = (
-            f"an object with {', '.join(sorted(row)[:6])}" if isinstance(row, dict) else type(row).__name__
-        )
+        shown = f"an object with {', '.join(sorted(row)[:6])}" if isinstance(row, dict) else json_word(row)
         return f"got {shown}, expected a trajectory record; {convert_advice(path, row)}"
     key = ".".join(str(part) for part in first["loc"]) or "row"
     expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
@@ -154,7 +152,7 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
     fault = f"got {repr(first['input'])[:80]}, expected {expected}"
     fault = {"missing": "missing, but required", "extra_forbidden": _UNKNOWN_KEY}.get(first["type"], fault)
     others = error.error_count() - 1
-    more = f" (and {others} more fault{'s' * (others > 1)})" if others else ""
+    more = f" (and {others} more fault{'s' if others > 1 else ''})" if others else ""
     return f"{key}: {fault}{more}"
 
 
@@ -256,7 +254,9 @@ def line_item(text: str, path: Path, line: int) -> Any:
     except (ValueError, RecursionError) as error:
         at = error.pos if isinstance(error, json.JSONDecodeError) else 0
         inside = str(error).startswith("Unterminated string") or 0 < len(text) - at < _LONGEST_WORD
-        cut = "; the file ends early, inside this line" * (at > 0 and inside and not text.endswith("\n"))
+        cut = (
+            "; the file ends early, inside this line" if at > 0 and inside and not text.endswith("\n") else ""
+        )
         fault = json_fault(error)
         whole = fault if fault.endswith(_APART) else f"invalid JSON: {fault}{cut}{_MEND}"
         return DataError(whole, path=str(path), line=line)

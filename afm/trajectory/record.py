@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.trajectory.answer import boxed, fenced, written_by_agent
 from afm.trajectory.tags import Segment, blocks
 
@@ -259,6 +259,6 @@ def load_advantages(episodes: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"cannot be read: {error}", path=str(file)) from None
     if not isinstance(advantages, dict):
-        kind = type(advantages).__name__
+        kind = json_word(advantages)
         raise DataError(f"got {kind}, expected an object with the ids of episodes", path=str(file))
     return advantages

@@ -249,8 +249,8 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
         ("no key 'role' among ['sender', 'text']; write",),
     ),
     ("validate {T}/digits.jsonl", 1, ("digits.jsonl:1: invalid JSON: a number with more than 4,300 digits",)),
-    (f"eval {EVAL} model=m sampling.temperature=hot", 2, ("got 'hot' (str), expected a valid number",)),
-    (f"eval {EVAL} model=m rounds=0", 2, ("rounds: got 0 (int), expected greater than or equal to 1",)),
+    (f"eval {EVAL} model=m sampling.temperature=hot", 2, ("got 'hot' (text), expected a valid number",)),
+    (f"eval {EVAL} model=m rounds=0", 2, ("rounds: got 0 (number), expected greater than or equal to 1",)),
     (f"sft {SFT} cutoff_len=-5", 2, ("cutoff_len: got -5, expected a whole number above 0",)),
     ("quickstart --seed x", 2, ("--seed x: should be a valid integer;", "afm quickstart --help")),
     (
@@ -280,7 +280,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "eval {T}/endless.yaml model=http://x data=y agent=math",
         1,
-        ("{T}/endless.yaml", "sampling.temperature: got inf (float), expected a finite number"),
+        ("{T}/endless.yaml", "sampling.temperature: got inf (number), expected a finite number"),
     ),
     (
         "data prepare tasks {T}/latin.csv --out {T}/o.jsonl",
@@ -701,7 +701,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "doctor {T}/parameters.yaml",
         1,
-        ("tools[0].tool_schema.function.parameters", "(dict), expected `properties` to be a mapping"),
+        ("tools[0].tool_schema.function.parameters", "(object), expected `properties` to be a mapping"),
     ),
     (
         "convert {T}/good.jsonl --to coa -o {T}/loop",
@@ -749,7 +749,7 @@ SERVERS: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("/proc/x: no such file, and none can be written there", "choose another place"),
     ),
-    ("gateway --upstream nonsense", 1, ("got 'nonsense' (str), expected http://HOST or https://HOST",)),
+    ("gateway --upstream nonsense", 1, ("got 'nonsense' (text), expected http://HOST or https://HOST",)),
     ("code --host http://localhost", 1, ("expected a name or an address alone, for example 127.0.0.1",)),
     ("code --host 127.0.0.1:9", 1, ("host '127.0.0.1:9': expected a name or an address alone",)),
     ("code --host nowhere.invalid", 1, ("needs a token; set CODE_SERVER_TOKEN", "openssl rand -hex 16")),
@@ -938,10 +938,10 @@ def test_a_part_of_a_reinforcement_run_says_how_it_is_used() -> None:
         ("configs/rl/async/colocate.yaml", "to combine YAMLs: one with `extends: [FILE, configs/rl/async/"),
         (
             "ray_address=node0",
-            "got 'node0' (str), expected HOST:PORT of the cluster's head, for example 10.0",
+            "got 'node0' (text), expected HOST:PORT of the cluster's head, for example 10.0",
         ),
-        ("ray_address=node0:x", "got 'node0:x' (str), expected HOST:PORT of the cluster's head"),
-        ("platform=tpu", "got 'tpu' (str), expected 'cpu' or 'gpu'"),
+        ("ray_address=node0:x", "got 'node0:x' (text), expected HOST:PORT of the cluster's head"),
+        ("platform=tpu", "got 'tpu' (text), expected 'cpu' or 'gpu'"),
     ],
 )
 def test_a_wrong_override_of_a_reinforcement_run_says_what_to_write(override: str, message: str) -> None:

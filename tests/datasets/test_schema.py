@@ -108,7 +108,7 @@ def test_the_question_stands_behind_the_last_mark(prompt, question):
         ({"question": " ", "answer": "1"}, "expected `question`"),
         ({"question": "q"}, "expected `answer`"),
         ({"question": "q", "answer": "1", "data_source": 3}, "`data_source`: expected a string"),
-        ({"question": "q", "answer": "1", "extra_info": "x"}, "`extra_info`: expected a mapping, got str"),
+        ({"question": "q", "answer": "1", "extra_info": "x"}, "`extra_info`: expected a mapping, got text"),
         ({"prompt": [{"role": "user"}], "answer": "1"}, "`prompt`: expected"),
         ({"question": "q", "answer": "1", "id": "good-1"}, "'good-1' was used by an earlier row"),
     ],

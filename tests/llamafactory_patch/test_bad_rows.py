@@ -30,14 +30,14 @@ REASONS = {
     2: "invalid JSON: Expecting value",
     4: "<observation> opened at character 0 is never closed",
     5: "no key 'output' among",
-    6: "output: got int, expected a text",
+    6: "output: got number, expected a text",
     7: "got list, expected an object",
     8: "got no question, expected a text under 'instruction'",
     9: "nothing to train on: no token of the agent is left within cutoff_len=100",
     10: "the response is empty",
     11: "the response is empty, or has only observations and blanks",
     12: "half a character",
-    13: "system: got dict, expected a text",
+    13: "system: got object, expected a text",
     14: "<Observation> at character 0: expected <observation>",
 }
 

@@ -213,11 +213,11 @@ def test_wrong_tool_calls_are_named(pipeline, data_dir, tiny):
     assert faults[1:] == [
         "messages: the last message is 'tool''s, expected the assistant's",
         "messages[1]: role: got 'robot', expected one of system, developer, user, assistant, tool",
-        "messages[1]: content: got NoneType, expected a text",
+        "messages[1]: content: got null, expected a text",
         "messages[4]: function_call: expected tool_calls, which replaced it",
         "messages[3]: a tool result without a call before it",
         "messages[4]: weight: got 0.5, expected 0 or 1",
-        "messages[4]: reasoning_content: got int, expected a text",
+        "messages[4]: reasoning_content: got number, expected a text",
         "messages[4]: reasoning_content: the content also contains '<think>', with which the template marks thoughts",
         "tools: got 5, expected a list of objects",
         "tools: invalid JSON: Expecting value: line 1 column 2 (char 1)",

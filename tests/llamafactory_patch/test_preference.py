@@ -32,7 +32,7 @@ def test_a_pair_is_wrong_when_either_response_is(pipeline, data_dir, tiny):
     assert faults == [
         "<observation> opened at character 0 is never closed",
         "</observation> at character 1 closes nothing",
-        "rejected: got int, expected a text",
+        "rejected: got number, expected a text",
         "the response is empty, or has only observations and blanks",
     ]
     built = pipeline(tiny, folder, stage="dpo", cutoff_len=100, on_bad_rows="drop")

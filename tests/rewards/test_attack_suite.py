@@ -108,7 +108,7 @@ def test_pieces_become_segments_by_author() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("attacks: 3", "attacks: got int, expected a list of rows"),
+        ("attacks: 3", "attacks: got number, expected a list of rows"),
         ("attacks: [{name: x}]", r"attacks\[0\]\.scorer: missing"),
         (json.dumps({"attacks": [ROW | {"anser": "z"}]}), r"attacks\[0\]\.anser: .*did you mean 'answer'"),
     ],

@@ -83,7 +83,7 @@ def test_bad_lines_are_reported_and_the_good_ones_kept(path: Path) -> None:
     messages = faults(path)
     assert [message.split(": ")[0] for message in messages] == [":2", ":3", ":4", ":5", ":6"]
     assert "invalid JSON" in messages[0]
-    assert "got int, expected an object" in messages[1]
+    assert "got number, expected an object" in messages[1]
     assert "got the keys ['text'], expected a trajectory record or an alpaca row" in messages[2]
     assert ":5: id: missing, but required (and 3 more faults)" in messages[3]
     assert len([row for row in read_rows(path, "math") if isinstance(row, TrajectoryRow)]) == 2
@@ -102,7 +102,7 @@ def test_an_unknown_agent_is_the_error_of_its_row_or_of_the_call(path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[3]", ":1: got int, expected an object"),
+        ("[3]", ":1: got number, expected an object"),
         ("[\n{,", ":2: invalid JSON from here on"),
         ('[\n{"a": 1},\n', ":3: the JSON array is never closed"),
         ('[\n{"a": 1}\n{"b": "c"', ":3: invalid JSON from here on: Expecting ',' delimiter"),

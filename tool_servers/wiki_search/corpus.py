@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.runs.atomic import replace_text
 from afm.trajectory.io import json_fault, refuse_other_content
 
@@ -149,7 +149,7 @@ def _passage(raw: bytes, path: Path, number: int) -> CorpusPassage:
         why = f"{json_fault(error)}; {EXPECTED}"
         raise DataError(f"not JSON: {why}", path=str(path), line=number) from None
     if not isinstance(row, dict) or not isinstance(row.get("id"), str | int):
-        got = f"an object with {', '.join(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
+        got = f"an object with {', '.join(row)}" if isinstance(row, dict) else json_word(row)
         raise DataError(f"got {got:.80}; {EXPECTED}", path=str(path), line=number)
     contents = row.get("contents")
     if contents is None and isinstance(row.get("text"), str):

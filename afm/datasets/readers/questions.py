@@ -247,9 +247,8 @@ def plain_rows(question_key: str | None = None, answer_key: str | None = None) -
             if key not in row:
                 keys = ", ".join(sorted(map(str, row))[:8])
                 near = suggestion(key, row)
-                raise DataError(
-                    f"no value under {key!r}; {near}{f' (the row has {keys})' * near.startswith('did')}"
-                )
+                near += f" (the row has {keys})" if near.startswith("did") else ""
+                raise DataError(f"no value under {key!r}; {near}")
         known = {key: row[key] for key in ("id", "data_source") if row.get(key) is not None}
         answer = row[answer_key]
         if not _says_something(answer):

@@ -55,7 +55,7 @@ def read_episode(path: str, start: int, length: int) -> Record:
             return Record.model_validate_json(file.read(length).removeprefix(BOM_UTF8))
     except ValidationError as error:
         changed = "; the file may have changed since it was indexed"
-        message = explain(error, path) + changed * (error.errors()[0]["type"] == "json_invalid")
+        message = explain(error, path) + (changed if error.errors()[0]["type"] == "json_invalid" else "")
         raise DataError(message, path=path, line=1 + Path(path).read_bytes()[:start].count(b"\n")) from None
     except OSError as error:
         raise DataError(f"cannot be read at byte {start}: {error.strerror}", path=path) from None

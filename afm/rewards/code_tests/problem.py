@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.rewards.text_match import is_literal
 
 TEST_KEYS = ("public_test_cases", "private_test_cases", "metadata")
@@ -203,7 +203,7 @@ def _loaded(value: Any) -> Any:
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise DataError(f"{what}: got {type(value).__name__}, expected an object with tests: {_KNOWN}")
+        raise DataError(f"{what}: got {json_word(value)}, expected an object with tests: {_KNOWN}")
     return value
 
 
@@ -225,7 +225,7 @@ def _cases(value: Any, name: str) -> Iterable[Any]:
     if value is None or value == "":
         return ()
     if not _is_list(value):
-        raise DataError(f"{name}: got {type(value).__name__}, expected a list of test cases")
+        raise DataError(f"{name}: got {json_word(value)}, expected a list of test cases")
     return list(value)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import AgentSpec, agent_of_model
-from afm.errors import DataError, UsageError, suggestion
+from afm.errors import DataError, UsageError, json_word, suggestion
 from afm.terminal import plural, visible
 from afm.trajectory.chat import is_message
 from afm.trajectory.convert.atif import ATIF
@@ -114,7 +114,7 @@ def convert_file(
                 bad.append(DataError(error.message, path=str(source), line=line))
                 continue
             lost.update(row.lost)
-            refused += [row.record.reason] * (not row.record.kept)
+            refused += [row.record.reason] if not row.record.kept else []
             file.write((("[\n" if rows == 0 else ",\n") if array else "") + text + ("" if array else "\n"))
             rows += 1
         if array:
@@ -177,7 +177,7 @@ def detected(path: Path) -> Format:
         for candidate in FORMATS.values():
             if candidate.known(row):
                 return candidate
-        shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else type(row).__name__
+        shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else json_word(row)
         raise DataError(
             f"got {shown}, which no format has; "
             + (questions_advice(path, row) or _inner(row, path) or _FORMATS_ADVICE),
@@ -306,7 +306,7 @@ def _other_format(path: Path, read_as: str | None) -> Format | None:
 def _trajectory_row(number: int, line: int, item: Any, context: Context) -> TrajectoryRow:
     """Return the response of a record, an alpaca row or a converted row."""
     if not isinstance(item, dict | Read):
-        raise DataError(f"got {type(item).__name__}, expected an object")
+        raise DataError(f"got {json_word(item)}, expected an object")
     if isinstance(item, Read) or "segments" in item:
         record = item.record if isinstance(item, Read) else COA.read(item, context).record
         return TrajectoryRow(record.id or str(number), line, context.spec(record.agent), record.segments)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.trajectory.chat import hidden_reasoning
 from afm.trajectory.convert.base import KEY, Context, DialogueFormat, kept_aside
 from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, Walk, take_all
@@ -136,7 +136,7 @@ class _AtifWalk(Walk):
     def take(self, numbered: tuple[int, Any]) -> None:
         number, step = numbered
         if not isinstance(step, dict):
-            raise DataError(f"got {type(step).__name__}, expected an object")
+            raise DataError(f"got {json_word(step)}, expected an object")
         if step.get("step_id") != number:
             raise DataError(f"step_id: got {step.get('step_id')!r}, expected {number}")
         self._time(step.get("timestamp"))
@@ -187,7 +187,7 @@ class _AtifWalk(Walk):
         free: list[str] = []
         for result in results if isinstance(results, list) else []:
             if not isinstance(result, dict):
-                raise DataError(f"observation: got {type(result).__name__}, expected a result")
+                raise DataError(f"observation: got {json_word(result)}, expected a result")
             self.leave(result, _RESULT_KEYS, "results")
             if result.get("subagent_trajectory_ref"):
                 self.lost.append("references to trajectories of subagents")
@@ -214,7 +214,7 @@ class _AtifWalk(Walk):
             self.lost += [name for kind, name in _MEDIA.items() if kind in kinds]
             return "".join(str(part["text"]) for part in parts if part.get("type") == "text")
         if content is not None and not isinstance(content, str):
-            raise DataError(f"got {type(content).__name__}, expected a text or its parts")
+            raise DataError(f"got {json_word(content)}, expected a text or its parts")
         return content or ""
 
     def _time(self, timestamp: Any) -> None:

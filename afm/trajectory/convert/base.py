@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from afm.agents import AgentSpec, agent_of_model, load_agent
-from afm.errors import BadArgumentError, ConfigError, DataError
+from afm.errors import BadArgumentError, ConfigError, DataError, json_word
 from afm.trajectory.chat import row_id, text_of
 from afm.trajectory.convert.dialogue import (
     Dialogue,
@@ -101,7 +101,7 @@ def kept_aside(row: Any) -> Mapping[str, Any]:
     """Return the content of the key in a row, empty without one. A value that is not an object is an error."""
     kept = row.get(KEY, {}) if isinstance(row, Mapping) else {}
     if not isinstance(kept, Mapping):
-        raise DataError(f"{KEY}: got {type(kept).__name__}, expected an object")
+        raise DataError(f"{KEY}: got {json_word(kept)}, expected an object")
     return kept
 
 
@@ -145,7 +145,7 @@ class Format:
 def row_object(row: Any, expected: str) -> dict[str, Any]:
     """Return ``row`` if it is an object. The error otherwise names the ``expected`` keys."""
     if not isinstance(row, dict):
-        raise DataError(f"got {type(row).__name__}, expected an object with {expected}")
+        raise DataError(f"got {json_word(row)}, expected an object with {expected}")
     return row
 
 
@@ -334,7 +334,7 @@ class _AlpacaFormat(Format):
         instruction, output = text_of(row, "instruction"), text_of(row, "output")
         more = row.get("input") or ""
         if not isinstance(more, str):
-            raise DataError(f"input: got {type(more).__name__}, expected a text")
+            raise DataError(f"input: got {json_word(more)}, expected a text")
         kept = kept_aside(row)
         spec = context.spec(kept.get("agent"))
         segments = author_segments(output, spec)

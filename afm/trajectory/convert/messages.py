@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from afm.agents import AgentSpec
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.trajectory import chat
 from afm.trajectory.chat import called_function, content_text, hidden_reasoning, message_list, row_id, text_of
 from afm.trajectory.convert.base import Context, DialogueFormat, lost_keys, row_object
@@ -179,7 +179,7 @@ OPENAI = DialogueFormat(
 
 def _parse_messages(row: Any) -> Dialogue:
     if not isinstance(row, list) or not row:
-        got = type(row).__name__ if row != [] else "an empty list"
+        got = json_word(row) if row != [] else "an empty list"
         raise DataError(f"got {got}, expected a list of messages, such as [{{role, content}}]")
     return _listed(row)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from afm.errors import DataError
+from afm.errors import DataError, json_word
 from afm.trajectory.chat import content_text, row_id
 from afm.trajectory.convert.base import Context, DialogueFormat, lost_keys
 from afm.trajectory.convert.dialogue import ARGUMENT, AgentTurn, Dialogue, Use, Walk, take_all
@@ -81,8 +81,8 @@ class _StepWalk(Walk):
 
     def take(self, step: Any) -> None:
         if not isinstance(step, dict):
-            hint = "; steps written with str() cannot be read, write step.dict()" * isinstance(step, str)
-            raise DataError(f"got {type(step).__name__}, expected an object{hint}")
+            tip = "; steps written with str() cannot be read, write step.dict()" if type(step) is str else ""
+            raise DataError(f"got {json_word(step)}, expected an object{tip}")
         if "task" in step and not _is_action(step):
             if self.task not in (None, step["task"]):
                 raise DataError("got a second task, expected one run per row")
@@ -223,7 +223,7 @@ def _call_step(step: Mapping[str, Any], said: str, uses: list[Use], error: _Step
     final, output = step.get("is_final_answer") is True, step.get("action_output")
     if others and not (final and step.get("observations") is None):
         turns = [_with_results(text, others, _result(step, error), ok=error is None)]
-        lost = ["which of a step's calls gave which part of its result"] * (turns[0].result is not None)
+        lost = [] if turns[0].result is None else ["which of a step's calls gave which part of its result"]
     else:
         turns, lost = _worded(text, error), _lost_error(error, answered=bool(answers))
     if answers and error is None:
@@ -379,7 +379,7 @@ def _said(step: Mapping[str, Any]) -> str:
     if isinstance(output, list):
         return content_text({"content": output})
     if output is not None and not isinstance(output, str):
-        raise DataError(f"model_output: got {type(output).__name__}, expected a text")
+        raise DataError(f"model_output: got {json_word(output)}, expected a text")
     return output or ""
 
 

@@ -93,7 +93,7 @@ def test_a_checker_needs_no_outputs() -> None:
 @pytest.mark.parametrize(
     ("truth", "message"),
     [
-        ("", "got str, expected an object with tests"),
+        ("", "got text, expected an object with tests"),
         ({"question_id": "x"}, r"it has \['question_id'\]; expected one of: stdin"),
         ({"stdin": ["1"], "expected_output": []}, "1 inputs and 0 outputs"),
         ([{"input": "1"}], r"a test case has \['input'\], expected input and output"),

@@ -444,10 +444,10 @@ BOTH_FAILED = {
     ("name", "row", "message"),
     [
         ("alpaca", {"instruction": "x"}, "no key 'output'"),
-        ("alpaca", 3, "got int, expected an object"),
+        ("alpaca", 3, "got number, expected an object"),
         ("openai", [], "messages: got"),
         ("openai", turns((ASSISTANT, "x")), "before any question of the user"),
-        ("openai", [*CALLED, *turns(("tool", 3))], r"messages\[2\]: content: got int"),
+        ("openai", [*CALLED, *turns(("tool", 3))], r"messages\[2\]: content: got number"),
         ("openai", CALLED, "the call of 'wiki_search' has no result"),
         (
             "openai",
@@ -455,8 +455,8 @@ BOTH_FAILED = {
             rf"messages\[3\]: {SECOND}, 'And now\?', that answers no",
         ),
         ("openai", [*TWO_QUESTIONS, *turns((ASSISTANT, "1702."))], rf"{SECOND}, 'And when, {'x' * 50}\.\.\."),
-        ("messages", ROWS["openai"], "got dict, expected a list of messages"),
-        ("messages", 3, "got int, expected a list of messages"),
+        ("messages", ROWS["openai"], "got object, expected a list of messages"),
+        ("messages", 3, "got number, expected a list of messages"),
         ("messages", [], "got an empty list, expected a list of messages"),
         ("sharegpt", {"conversations": [{"from": "robot", "value": "x"}]}, "got 'robot', expected one of"),
         ("react", {"question": "x", "text": "no trace"}, "expected `Thought:`"),

@@ -154,7 +154,7 @@ def test_what_somebody_changed_in_a_row_counts():
 
 def test_a_key_that_holds_something_else_is_refused():
     row = FORMATS["alpaca"].write(proper(), Context())
-    with pytest.raises(DataError, match="afm: got str, expected an object"):
+    with pytest.raises(DataError, match="afm: got text, expected an object"):
         FORMATS["alpaca"].read({**row, KEY: "x"}, Context())
     with pytest.raises(DataError, match="afm: seed: got 'x'"):
         FORMATS["alpaca"].read({**row, KEY: {**row[KEY], "seed": "x"}}, Context())
