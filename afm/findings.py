@@ -148,17 +148,21 @@ def lock_advice(lock: str) -> str:
 
 
 def fetch_advice(model: str, key: str = "") -> str:
-    """Return how to get one of Qwen's models, perhaps named without its organisation; empty for any other model.
+    """Return how to get a model of the Hub, one of Qwen's perhaps without its organisation; empty for any other name.
 
     Args:
         key: The setting that also takes names on the Hub. Without it the model is fetched by a command.
     """
-    if not (match := re.fullmatch(r"(?:Qwen/)?(Qwen[\w.-]+)", model)):
+    # `runs/` and `models/` are where this project's commands write models.
+    if not (match := re.fullmatch(r"(?!runs/|models/)(?:(\w[\w.-]*)/)?(\w[\w.-]*)", model)):
         return ""
-    name = match[1]
+    organisation, name = match.groups()
+    if Path(organisation).is_dir() if organisation else not name.startswith("Qwen"):
+        return ""
+    source = f"{organisation or 'Qwen'}/{name}"
     if key:
-        return f"; on the Hub it is {key}=Qwen/{name}"
-    return f"; to fetch it from the Hub: afm import Qwen/{name} -o models/{name}"
+        return f"; on the Hub it is {key}={source}"
+    return f"; to fetch it from the Hub: afm import {source} -o models/{name}"
 
 
 def made_by(path: str | Path) -> str:

@@ -324,9 +324,12 @@ def _show_training(
 
 
 def _load_tokenizer(folder: Path) -> Any:
+    from afm.findings import fetch_advice
+
     if not (folder / "tokenizer.json").is_file():
         state = "" if folder.is_dir() else f"{no_such_file(folder, 'folder')}; "
-        wanted = "expected a folder that holds tokenizer.json; docs/tutorials/own_logs.md makes a small one"
+        advice = fetch_advice(str(folder)) or "; docs/tutorials/own_logs.md makes a small one"
+        wanted = f"expected a folder that holds tokenizer.json{advice}"
         raise UsageError(f"--tokenizer {folder}: {state}{wanted}")
     try:
         from transformers import AutoTokenizer

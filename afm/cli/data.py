@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -280,4 +281,6 @@ class _Rows(Generic[RowT]):
         except DataError as error:
             if error.path is not None or self._line is None:
                 raise
-            raise DataError(error.message, path=str(self._file), line=self._line) from None
+            command = "afm data filter "
+            message = error.message.replace(f"{command}FILE", command + shlex.quote(str(self._file)))
+            raise DataError(message, path=str(self._file), line=self._line) from None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from afm.agents import AgentSpec
+from afm.agents import AgentSpec, shipped_agents
 from afm.datasets.readers.row import AlpacaRow, Conversation
 from afm.errors import ConfigError, DataError
 from afm.runs.atomic import replace_text, replacing
@@ -131,8 +131,12 @@ def _alpaca(record: Record, spec: AgentSpec, readers: Mapping[str, Reader] | Non
     segments = record.segments
     issues = faults_of(segments, spec, readers=readers)
     if issues:
+        # Without a data source no reward judges the row. This list of filters needs none.
+        own = spec.name if spec.name in shipped_agents() else "AGENT.yaml"
+        filters = "" if record.data_source else f" --config configs/filters/logs.yaml --agent {own}"
         raise DataError(
-            f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}. `afm data filter` drops these rows"
+            f"record {record.id!r} breaks the rules of agent {spec.name!r}: {issues[0]}. To drop these rows: "
+            f"afm data filter FILE{filters} --output-dir DIR"
         )
     return {"instruction": spec.user_message(record.question), "input": "", "output": record.text}
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from glob import escape
 from pathlib import Path
 
 from afm.errors import NO_SPACE, DataError
 
 _LEFT_S = 3_600
-"""Age in seconds at which an abandoned temporary file is removed. Its writer may run on another machine."""
+"""Age in seconds at which a temporary file of another machine or container is removed, where its writer may live."""
 
 
 @contextmanager
@@ -64,7 +66,7 @@ def _removed(path: Path) -> Iterator[Path]:
     for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
         if _is_left(left):
             left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{_process_space()}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
@@ -86,12 +88,23 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@cache
+def _process_space() -> str:
+    """Return a name for the process numbers that are seen here: those of this start of the machine, or of a container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+        container = Path("/proc/self/ns/pid").readlink()
+        return hashlib.sha256(f"{boot}{container}".encode()).hexdigest()[:8]
+    except OSError:
+        return "other"
+
+
 def _is_left(temporary: Path) -> bool:
-    """Return whether a killed process left the file: the process is not on this machine, and the file is old."""
-    number = temporary.suffixes[-2].removeprefix(".")
+    """Return whether a killed process left the file: it is not running, and it ran here, or the file is old."""
+    *_, space, number, _ = temporary.name.split(".")
     try:
         aged = time.time() - temporary.stat().st_mtime > _LEFT_S
-        return number.isdigit() and aged and not Path("/proc", number).exists()
+        return number.isdigit() and (aged or space == _process_space()) and not Path("/proc", number).exists()
     except OSError:
         return False
 

@@ -19,6 +19,7 @@ from afm.tools.code import CodeTool
 from afm.tools.registry import (
     ToolEntry,
     ToolsFile,
+    declared_beside,
     default_tools,
     load_tools,
     read_tools_file,
@@ -117,6 +118,8 @@ def diagnose_agent(path: Path, overrides: Sequence[str], report: Report) -> list
         report.add(*tool_findings(load_tools(own) if own else default_tools(spec)))
     except AfmError as error:
         advice = "declare them in a YAML next to the agent, and name it in the run (docs/tools.md)"
+        if beside := [f"{file} declares {', '.join(sorted(names))}" for file, names in declared_beside(path)]:
+            advice = f"{'; '.join(beside)}: correct the name there, or `tool` under the agent's `roles`"
         report.add(Finding(Level.WARNING, "tools", f"{error}; {advice}"))
     return report.findings
 

@@ -11,7 +11,8 @@ verl reads files of the same shape::
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -134,14 +135,14 @@ def default_tools(spec: AgentSpec) -> dict[str, Tool]:
 def tools_beside(spec: AgentSpec, agent: Path) -> Path | None:
     """Return a list of tools in the folder of an agent's YAML that declares every tool the agent calls."""
     needed = set(spec.tool_roles.values())
+    return next((file for file, declared in declared_beside(agent) if needed <= declared), None)
+
+
+def declared_beside(agent: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Yield the lists of tools in the folder of an agent's YAML with the names that they declare."""
     for file in sorted(agent.parent.glob("*.yaml")):
-        try:
-            declared = {entry.tool_schema.function.name for entry in read_tools_file(file).tools}
-        except AfmError:
-            continue
-        if needed <= declared:
-            return file
-    return None
+        with suppress(AfmError):
+            yield file, {entry.tool_schema.function.name for entry in read_tools_file(file).tools}
 
 
 def tool_classes(path: Path) -> dict[str, type[ConfiguredTool]]:

@@ -160,6 +160,11 @@ def test_an_agent_is_checked_with_its_tools_and_without_a_model(tmp_path: Path) 
         "calls abacus, which no file in configs/tools declares"
         in CliRunner().invoke(app, ["doctor", str(agent)]).stdout
     )
+    schema = "{type: function, function: {name: abakus}}"
+    (tmp_path / "own.yaml").write_text(f"tools: [{{class_name: x.Y, tool_schema: {schema}}}]\n")
+    assert f"; {tmp_path}/own.yaml declares abakus: correct the name there, or `tool` under the agent's" in (
+        CliRunner().invoke(app, ["doctor", str(agent)]).stdout
+    )
     agent.write_text(text.replace("start: [code, answer]", "start: [cod, answer]"))
     assert doctor(agent, "--json")["findings"][0]["status"] == "fail"
 

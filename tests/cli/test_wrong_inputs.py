@@ -905,6 +905,19 @@ def test_a_model_without_its_organisation_is_named_as_on_the_hub() -> None:
     assert _model(settings, here=True).text.endswith("; on the Hub it is model=Qwen/Qwen2.5-7B-Instruct")
 
 
+def test_the_advice_to_fetch_a_model_names_the_one_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from afm.findings import fetch_advice
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    advice = "; to fetch it from the Hub: afm import org/Some-1B -o models/Some-1B"
+    assert fetch_advice("org/Some-1B") == advice
+    for path in ("mine/Some-1B", "runs/rl", "models/base", "Some-1B", "./org/Some-1B"):
+        assert fetch_advice(path) == "", path
+
+
 def test_a_part_of_a_reinforcement_run_says_how_it_is_used() -> None:
     from verl_ext.settings import load_settings
 

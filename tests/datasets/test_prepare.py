@@ -75,8 +75,12 @@ def test_other_datasets_stay_registered_and_a_broken_registry_is_not_overwritten
             "record 'a' belongs to agent 'web', expected 'math'; give --agent with the YAML of 'web'",
         ),
         (
+            [record(text="<think>T.</think>", data_source="mini_math")],
+            "record 'a' breaks the rules of agent 'math': .*To drop these rows: afm data filter FILE --output-dir DIR",
+        ),
+        (
             [record(text="<think>T.</think>")],
-            "record 'a' breaks the rules of agent 'math': .*`afm data filter` drops these rows",
+            "To drop these rows: afm data filter FILE --config configs/filters/logs.yaml --agent math --output-dir DIR",
         ),
         (
             [record(kept=False, reason="quality: wrong"), record(kept=False)],

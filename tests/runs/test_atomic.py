@@ -1,6 +1,8 @@
 """Whole files or none, also after a power failure."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,28 @@ def test_of_files_that_belong_together_the_first_appears_last(
                 temporary.write_text(text)
     assert order == ["second", "first"] * 2
     assert [path.read_text() for path in paths] == ["new", "new"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from afm.runs.atomic import replacing
+with replacing(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_process_left_that_was_killed_here_is_cleared_away_at_once_and_not_that_of_another_machine(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "file.json"
+    subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
+    [left] = tmp_path.iterdir()
+    here = left.name.split(".")[2]
+    other = tmp_path / left.name.replace(here, "0" * 8)
+    alive = tmp_path / f"file.json.{here}.{os.getppid()}.tmp"
+    for path in (other, alive):
+        path.touch()
+    replace_text(target, "new")
+    assert sorted(tmp_path.iterdir()) == sorted([target, other, alive])

@@ -23,6 +23,7 @@ from afm.distill.filters.base import (
     steps_of,
 )
 from afm.errors import ConfigError, MissingExtraError
+from afm.findings import fetch_advice
 from afm.tools.registry import Reader, faults_of, usual_readers
 from afm.trajectory.programs import call_form, exact_form, is_program
 from afm.trajectory.record import Record
@@ -150,7 +151,9 @@ class LengthFilter(Rule):
             raise MissingExtraError("tokenizers", "sft") from error
         file = tokenizer_file(self.settings.tokenizer or Path())
         if not file.is_file():
-            raise ConfigError(f"filter {self.name!r}: {self.settings.tokenizer}: no tokenizer.json there")
+            place = self.settings.tokenizer
+            advice = fetch_advice(str(place))
+            raise ConfigError(f"filter {self.name!r}: {place}: no tokenizer.json there{advice}")
         return Tokenizer.from_file(str(file))
 
 
