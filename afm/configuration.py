@@ -305,11 +305,23 @@ def validated(
             line = f"{place}: {_explained(details, at, model, overrides is not None)}"
             short, expected, known = line.partition("; expected one of: ")
             kind = f"unknown {details['loc'][:-1]}" if details["type"] == "extra_forbidden" else ""
+            if kind and (empty := _empty_before(data, details["loc"])):
+                line = f"{short}; `{empty}:` above it is empty: indent this line if it belongs there"
             if repeats.is_new(short, kind):
                 listed = kind and any(earlier.endswith(expected + known) for earlier in lines)
                 lines.append(short if listed else line)
         lines += repeats.rest()
         raise (UsageError if all(typed) else ConfigError)("\n".join(lines)) from None
+
+
+def _empty_before(data: Any, location: Sequence[int | str]) -> str | None:
+    """Return the key just before ``location`` if it has no value, as when the lines that belong to it are not indented."""
+    for part in location[:-1]:
+        data = data[part] if isinstance(data, dict | list) else None
+    if not isinstance(data, dict) or location[-1] not in data:
+        return None
+    before = list(data)[: list(data).index(location[-1])]
+    return str(before[-1]) if before and data[before[-1]] is None else None
 
 
 def _extended(

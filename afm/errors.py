@@ -217,6 +217,13 @@ _JSON_WORDS: dict[type, str] = {
 }
 
 
+def _kind(name: str) -> str:
+    """Return what a file holds by the ending of its name: rows, or settings and code; empty for any other ending."""
+    if (suffix := Path(name).suffix) in (".jsonl", ".csv", ".parquet"):
+        return "rows"
+    return "code" if suffix in (".yaml", ".yml", ".py") else ""
+
+
 def no_such_file(path: str | Path, what: str = "file") -> str:
     """Return ``no such file``, and the path that was probably meant: one part of it has the nearest name there is.
 
@@ -234,10 +241,12 @@ def no_such_file(path: str | Path, what: str = "file") -> str:
         names = []
     for name in get_close_matches(wrong.name, names, n=5):
         # An ending alone makes short names alike.
-        alike = get_close_matches(wrong.stem, [Path(name).stem])
+        alike = get_close_matches(wrong.stem, [Path(name).stem]) and _kind(name) in (_kind(wrong.name), "")
         near = wrong.with_name(name) / path.relative_to(wrong)
         if alike and (near.is_dir() if what == "folder" else near.exists()):
             return f"no such {what} (did you mean {near}?)"
+    if made := re.match(r"runs/quickstart(-wiki)?(/|$)", path.as_posix()):
+        return f"no such {what} (./quickstart.sh{' --world wiki' if made[1] else ''} makes it)"
     return f"no such {what}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
@@ -269,6 +269,8 @@ def _print_usage_error(error: Any) -> None:
     text = re.sub(r"^'([^']+)'", r"\1", text.replace(". Did ", "; did ").replace("Value error, ", ""))
     for pattern, words in _TYPER_WORDS.items():
         text = re.sub(pattern, words, text, flags=re.IGNORECASE | re.DOTALL)
+    if context and (absent := getattr(error, "option_name", None)) and text.startswith("No such option"):
+        text = f"no such option: {absent}{_near_option(absent, context.command.params)}"
     argument = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     for each in () if context is None else context.command.params:
         if each.name == argument and each.param_type_name == "argument":
@@ -287,12 +289,23 @@ def _print_usage_error(error: Any) -> None:
         known = re.findall(r"'([^']+)'", choice[3])
         text, meaning = f"{choice[1]} {choice[2]}: {suggestion(choice[2], known)}", ""
     expected = f"; expected: {meaning}" if meaning else ""
-    if "no such file" in text and re.search(r"configs/(?!eval|tools|rewards)", meaning):
-        expected += " (`afm list recipes` prints the paths)"
-        text += _recipe_of(place.rpartition(" ")[2], text)
+    if "no such file" in text and (
+        shipped := re.search(r"configs/(?!tools|rewards)(?:tiny/)?(\w+)", meaning)
+    ):
+        expected += f" (`afm list {'benchmarks' if shipped[1] == 'eval' else 'recipes'}` prints the paths)"
+        text += _recipe_of(shipped[1], text)
     end = "" if text.endswith("?") else ";"
     text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
     print(f"error: {place}: {text}{expected}{end} see {place} --help", file=sys.stderr)
+
+
+def _near_option(typed: str, parameters: Iterable[Any]) -> str:
+    """Name the options that begin like the typed one, or else the nearest one."""
+    words = [word.lstrip("-") for each in parameters for word in each.opts if word.startswith("--")]
+    name = typed.lstrip("-")
+    near = [word for word in words if word.startswith(name) or name.startswith(word)]
+    near = near or get_close_matches(name, words, n=1)
+    return f"; did you mean {', '.join(f'--{word}' for word in near)}?" if near else ""
 
 
 def _recipe_of(command: str, text: str) -> str:
@@ -326,7 +339,6 @@ _TYPER_WORDS: dict[str, Any] = {
     r": file '(.*)' is a directory": lambda match: f" {match[1]}: is a folder{_rows_in(match[1])}",
     r": dir(?:ectory)? '(.*)' is a file": r" \1: is a file",
     r"got unexpected extra arguments? ?\(s\)? ?\((.*)\)": r"unexpected argument: \1",
-    r" \(possible options?: (.*)\)": r"; did you mean \1?",
     r"\. choose from:.*": "",
     r" / '-\w'": "",
 }

@@ -37,6 +37,7 @@ def last_line(afm):
         ("b.yaml", None),  # only the ending is alike
         ("qestions/train.csv", None),  # the nearest folder has no such file
         ("train.csv/x", None),
+        ("train.yaml", None),  # rows are not settings
     ],
 )
 def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path, typed, near):
@@ -59,6 +60,8 @@ def test_a_missing_file_of_the_folder_above_or_below_is_answered_with_the_way_th
     (tmp_path / "other/sft.yaml").touch()
     monkeypatch.chdir(tmp_path)
     assert no_such_file("sft.yaml") == "no such file"  # two folders have it
+    assert no_such_file("runs/quickstart/rl", "folder") == "no such folder (./quickstart.sh makes it)"
+    assert no_such_file("runs/quickstart-wiki") == "no such file (./quickstart.sh --world wiki makes it)"
 
 
 def test_a_tab_in_a_yaml_is_answered_with_the_command_that_replaces_it(tmp_path):
