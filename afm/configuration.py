@@ -24,6 +24,7 @@ from afm.errors import (
     no_such_file,
     suggestion,
     utf8_advice,
+    without_password,
     yaml_fault,
 )
 from afm.file_kinds import FILE_KINDS, kind_of
@@ -314,7 +315,7 @@ def validated(
         raise (UsageError if all(typed) else ConfigError)("\n".join(lines)) from None
 
 
-def _empty_before(data: Any, location: Sequence[int | str]) -> str | None:
+def _empty_before(data: Any, location: Sequence[Any]) -> str | None:
     """Return the key just before ``location`` if it has no value, as when the lines that belong to it are not indented."""
     for part in location[:-1]:
         data = data[part] if isinstance(data, dict | list) else None
@@ -360,17 +361,6 @@ def _typed(location: tuple[int | str, ...], overrides: Sequence[str]) -> str | N
         if all(str(part) == name for part, name in zip(location, key, strict=False)) and location:
             return override
     return None
-
-
-_ADDRESS = re.compile(r"(\w://)([^\s/?#'\"]+@)?((?:(?!,\w+://)[^\s?'\"])*)(\?(?:(?!,\w+://)[^\s'\"])*)?")
-"""One address, also in a list with commas."""
-
-
-def without_password(text: str) -> str:
-    """Return ``text`` with ``***`` for user, password and query of the addresses in it."""
-    return _ADDRESS.sub(
-        lambda match: f"{match[1]}{'***@' * bool(match[2])}{match[3]}{'?***' * bool(match[4])}", text
-    )
 
 
 def _explained(details: ErrorDetails, at: str, model: type[BaseModel], takes_overrides: bool) -> str:

@@ -250,6 +250,17 @@ def no_such_file(path: str | Path, what: str = "file") -> str:
     return f"no such {what}"
 
 
+_ADDRESS = re.compile(r"(\w://)([^\s/?#'\"]+@)?((?:(?!,\w+://)[^\s?'\"])*)(\?(?:(?!,\w+://)[^\s'\"])*)?")
+"""One address, also in a list with commas."""
+
+
+def without_password(text: str) -> str:
+    """Return ``text`` with ``***`` for user, password and query of the addresses in it."""
+    return _ADDRESS.sub(
+        lambda match: f"{match[1]}{'***@' * bool(match[2])}{match[3]}{'?***' * bool(match[4])}", text
+    )
+
+
 def code_place(function: object, name: str) -> str:
     """Return ``FILE:LINE: CLASS.METHOD`` of a function in Python, and otherwise ``name``."""
     code = getattr(function, "__code__", None)

@@ -74,8 +74,8 @@ def print_next(model: Path, config: Path) -> None:
     ready = (
         file for file in shipped if file.is_file() and Path(read_extended(file).get("data", "")).is_file()
     )
-    recipe, words = config.with_name("eval.yaml"), ["ask", "--model", str(model)]
-    if recipe := recipe if recipe.is_file() else next(ready, None):
+    beside, words = config.with_name("eval.yaml"), ["ask", "--model", str(model)]
+    if recipe := beside if beside.is_file() else next(ready, None):
         words = ["eval", str(recipe), f"model={model}", f"output_dir={model.with_name(f'eval_{model.name}')}"]
     print(f"next: {afm_command()} {shlex.join(words)}")
 

@@ -19,9 +19,8 @@ from weakref import WeakKeyDictionary
 import httpx
 from pydantic import SecretStr
 
-from afm.configuration import without_password
 from afm.endpoints.pace import RETRIED_STATUS, TryAgainError, retry_after_s
-from afm.errors import ConfigError, RefusedError
+from afm.errors import ConfigError, RefusedError, without_password
 from afm.settings import Environment, load_settings
 
 CONNECT_TIMEOUT_S = 10.0

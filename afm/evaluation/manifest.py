@@ -21,9 +21,9 @@ from pydantic import Field, ValidationError
 
 import afm
 from afm.agents import AgentSpec, Limits, PromptSource, adapter_base, model_folder
-from afm.configuration import Settings, validated, without_password
+from afm.configuration import Settings, validated
 from afm.datasets import Task
-from afm.errors import DataError
+from afm.errors import DataError, without_password
 from afm.evaluation.agents import Agents, RowAgents, describe_agent, describe_prompt, describe_row_agents
 from afm.evaluation.benchmarks import BENCHMARKS, PUBLISHED_REMARKS, published_scores
 from afm.evaluation.prices import Prices

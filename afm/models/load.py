@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from afm.agents import adapter_base, lacks_model, model_folder
-from afm.configuration import without_password
 from afm.endpoints.chat import MOST_PARALLEL, EndpointSettings
 from afm.endpoints.connections import address_fault, addresses
-from afm.errors import ConfigError, EngineError, MissingExtraError, suggestion
+from afm.errors import ConfigError, EngineError, MissingExtraError, suggestion, without_password
 from afm.models.base import Generation, SamplingParams, TokenModel, ToolCalls
 from afm.models.chat_only import ChatOnlyModel
 from afm.models.engine import BatchEngine

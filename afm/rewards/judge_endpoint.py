@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from pydantic import Field, field_validator
 
-from afm.configuration import merged, without_password
+from afm.configuration import merged
 from afm.endpoints.budget import Budget, BudgetSettings
 from afm.endpoints.chat import ChatEndpoint, ChatReply, EndpointSettings
 from afm.endpoints.connections import address_fault, base_url
 from afm.endpoints.pace import TryAgainError
-from afm.errors import ConfigError, EngineError, RewardError
+from afm.errors import ConfigError, EngineError, RewardError, without_password
 from afm.settings import load_settings
 
 _LIMITS = ("max_tokens", "max_completion_tokens")

@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field, ValidationError, model_validator
 
-from afm.configuration import Settings, validated, without_password
+from afm.configuration import Settings, validated
 from afm.endpoints.connections import bearer
-from afm.errors import ConfigError, MissingExtraError
+from afm.errors import ConfigError, MissingExtraError, without_password
 from afm.processes import program_environment
 from afm.tools.base import ToolContext, ToolResult
 

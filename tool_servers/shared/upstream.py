@@ -15,11 +15,10 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from afm.configuration import without_password
 from afm.endpoints.chat import UnfinishedReasoningError, without_reasoning
 from afm.endpoints.connections import AnswerTooLongError, address_fault, checked_key, read_answer
 from afm.endpoints.pace import RETRIED_STATUS, TryAgainError, persistently, retry_after_s
-from afm.errors import ConfigError, ToolError
+from afm.errors import ConfigError, ToolError, without_password
 from afm.trajectory.observation import readable
 
 _LONGEST_PAUSE_S = 8.0
