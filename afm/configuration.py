@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -316,13 +317,10 @@ def validated(
 
 
 def _empty_before(data: Any, location: Sequence[Any]) -> str | None:
-    """Return the key just before ``location`` if it has no value, as when the lines that belong to it are not indented."""
-    for part in location[:-1]:
-        data = data[part] if isinstance(data, dict | list) else None
-    if not isinstance(data, dict) or location[-1] not in data:
-        return None
-    before = list(data)[: list(data).index(location[-1])]
-    return str(before[-1]) if before and data[before[-1]] is None else None
+    """Return the key before a key at the top if it has no value, as when the lines that belong to it are not indented."""
+    keys = list(data) if isinstance(data, dict) and len(location) == 1 else []
+    before = dict(pairwise(reversed(keys))).get(location[0])
+    return str(before) if before is not None and data[before] is None else None
 
 
 def _extended(
