@@ -178,7 +178,7 @@ def check_kinds(settings: RlSettings, by_source: BySource) -> dict[str, set[str]
     for file in dict.fromkeys((*settings.train_files, *settings.val_files)):
         rows = rows_of(Path(file), ("data_source", "ability", "extra_info.reward"))
         for number, row in enumerate(rows, 1):
-            kind = (row.get("data_source") or "", row.get("ability") or "")
+            kind = (str(row.get("data_source") or ""), str(row.get("ability") or ""))
             kinds[kind] += 1
             own.setdefault(
                 (*kind, str((row.get("extra_info") or {}).get("reward") or "")), f"{file}:{number}"
