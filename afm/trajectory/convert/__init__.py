@@ -151,6 +151,8 @@ def read_converted(path: Path, read_as: Format, context: Context) -> Iterator[tu
 
 def _better_format(row: Any, read_as: Format) -> str:
     """Return a hint if a row is in another format than ``read_as``."""
+    if advice := _updates_advice(row):
+        return f"; {advice}"
     spans = read_as is OPENAI_AGENTS and isinstance(row, list) and row
     part = row[0] if spans else row
     other = next(
@@ -180,11 +182,23 @@ def detected(path: Path) -> Format:
         shown = f"the keys {sorted(row)[:8]}" if isinstance(row, dict) else json_word(row)
         raise DataError(
             f"got {shown}, which no format has; "
-            + (questions_advice(path, row) or _inner(row, path) or _FORMATS_ADVICE),
+            + (questions_advice(path, row) or _updates_advice(row) or _inner(row, path) or _FORMATS_ADVICE),
             path=str(path),
             line=line,
         )
     raise DataError("holds no rows", path=str(path))
+
+
+def _updates_advice(row: Any) -> str:
+    """Return what to write instead of the updates of a LangGraph stream, or ``""`` for another row."""
+    updates = list(row.values()) if isinstance(row, dict) else []
+    messages = [update.get("messages") for update in updates if isinstance(update, dict)]
+    if not any(isinstance(listed, list) and any(map(is_message, listed)) for listed in messages):
+        return ""
+    return (
+        "this is an update of a LangGraph stream, and updates lack the question; write the whole run: the messages of "
+        'what agent.invoke() returns, or of the last item of stream_mode="values" (docs/tutorials/own_logs.md)'
+    )
 
 
 def _inner(row: Any, path: Path, keys: str = "") -> str:

@@ -1,6 +1,7 @@
 """Rows that others wrote, in each format, as trajectories; expected texts by hand."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -699,6 +700,58 @@ def test_messages_of_langchain_become_the_same_trajectory_in_every_form(tmp_path
     assert read("messages", langchain(_BLOCKS)).record.text == expected.format("So.\n\nLook.")
     hidden = langchain(additional_kwargs={"reasoning_content": "So."})
     assert read("messages", hidden).record.text == expected.format("So.\n\nLook.")
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(DataError) as error:
+        detected(path)
+    return error.value.message
+
+
+def test_updates_of_langgraph_lack_the_question_and_are_refused_with_what_to_write(tmp_path) -> None:
+    _, call, result, answer = langchain()
+    updates = [{"agent": {"messages": [call]}}, {"tools": {"messages": [result], "seen": 1}}, {"end": None}]
+    (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(update)}\n" for update in updates))
+    (tmp_path / "run.json").write_text(json.dumps([*updates, {"agent": {"messages": [answer]}}]))
+    for name in ("run.jsonl", "run.json"):
+        assert "updates lack the question; write the whole run" in refused(tmp_path / name)
+    (tmp_path / "run.json").write_text('{"agent": {"messages": ["no message"]}}')
+    assert "LangGraph" not in refused(tmp_path / "run.json")
+    (tmp_path / "run.jsonl").write_text(json.dumps(updates[0]))
+    [(_, found)] = read_converted(tmp_path / "run.jsonl", FORMATS["messages"], Context(agent=SPEC))
+    assert "an update of a LangGraph stream" in found.message
+
+
+def test_of_a_real_stream_of_langgraph_the_last_state_is_read_and_the_updates_are_refused(tmp_path) -> None:
+    prebuilt = pytest.importorskip("langgraph.prebuilt")
+    models = pytest.importorskip("langchain_core.language_models.fake_chat_models")
+    from langchain_core.messages import AIMessage
+
+    class Model(models.GenericFakeChatModel):
+        def bind_tools(self, tools: object, **more: object) -> object:
+            return self
+
+    def wiki_search(query: str) -> str:
+        """Search."""
+        return "Built in 1702."
+
+    call = {"name": "wiki_search", "args": QUERY, "id": "c1"}
+    said = [AIMessage("Look.", tool_calls=[call]), AIMessage("1702")]
+    agent = prebuilt.create_react_agent(Model(messages=iter(said)), [wiki_search])
+    updates, state = [], {}
+    for mode, item in agent.stream({"messages": [("user", "When?")]}, stream_mode=["updates", "values"]):
+        if mode == "updates":
+            updates += [
+                {node: {"messages": [part.model_dump() for part in given["messages"]]}}
+                for node, given in item.items()
+            ]
+        else:
+            state = item
+    (tmp_path / "run.jsonl").write_text("".join(f"{json.dumps(update)}\n" for update in updates))
+    assert "updates lack the question" in refused(tmp_path / "run.jsonl")
+    whole = {"messages": [part.model_dump() for part in state["messages"]]}
+    expected = f"{CALL}{SEEN.format('Built in 1702.')}<answer>1702</answer>"
+    assert read("openai", whole).record.text == expected
 
 
 def test_a_call_of_langchain_with_broken_arguments_is_a_bad_row_and_not_left_out() -> None:
