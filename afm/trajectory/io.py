@@ -207,7 +207,17 @@ def refuse_other_content(path: Path, *, lists: bool = True, tables: bool = False
         raise DataError(f"got {with_path(got, path)}", path=str(path), line=1)
 
 
-_DECODER = json.JSONDecoder()
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. A key that occurs twice is an error, because readers would keep only its last value."""
+    item = dict(pairs)
+    if len(item) < len(pairs):
+        keys = [key for key, _ in pairs]
+        key = next(key for key in item if keys.count(key) > 1)
+        raise DataError(f"the key {key!r} occurs twice in one object; keep one of them")
+    return item
+
+
+_DECODER, _LENIENT = json.JSONDecoder(object_pairs_hook=_unique), json.JSONDecoder()
 _BLOCK_CHARS = 1 << 16
 _LONGEST_WORD = 16
 """More characters than any word or escape of JSON has. An error nearer to the end may result from a cut."""
@@ -248,7 +258,7 @@ _APART = "; put each on its own line"
 def line_item(text: str, path: Path, line: int) -> Any:
     """Return the value on a line, or the :class:`DataError` of reading it."""
     try:
-        return _unicode(json.loads(text), text, path)
+        return _unicode(_DECODER.decode(text), text, path)
     except DataError as error:
         return DataError(error.message, path=str(path), line=line)
     except (ValueError, RecursionError) as error:
@@ -309,12 +319,12 @@ class _ArrayText:
         """Return the item at the position with its line, reading as much as needed.
 
         Raises:
-            DataError: The item is not Unicode text.
+            DataError: The item is not Unicode text, or repeats a key.
             ValueError: The item is not JSON.
         """
         while True:
             try:
-                item, end = _DECODER.raw_decode(self._text, self._at)
+                item, end, fault = self._decoded()
             except json.JSONDecodeError as error:
                 cut = (
                     error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _LONGEST_WORD
@@ -326,7 +336,16 @@ class _ArrayText:
                 break
         line, text = self.line, self._text[self._at : end]
         self._go(end)
+        if fault is not None:
+            raise fault
         return line, _unicode(item, text, Path(self._file.name))
+
+    def _decoded(self) -> tuple[Any, int, DataError | None]:
+        """Return the value at the position, where it ends, and the error about its keys, if there is one."""
+        try:
+            return *_DECODER.raw_decode(self._text, self._at), None
+        except DataError as error:
+            return *_LENIENT.raw_decode(self._text, self._at), error
 
     def _go(self, position: int) -> None:
         self.line += self._text.count("\n", self._at, position)

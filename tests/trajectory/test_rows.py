@@ -163,6 +163,19 @@ def test_a_row_that_is_no_unicode_text_is_named_and_the_others_are_read(
     assert (items[1].message, items[1].line) == (expected, 2 + whole.startswith("["))
 
 
+@pytest.mark.parametrize("array", [False, True])
+def test_a_key_that_occurs_twice_in_an_object_is_a_bad_row_and_the_others_are_read(
+    path: Path, array: bool
+) -> None:
+    long = json.dumps({"words": "x" * 200_000, "twice": [{"role": 1}]}).replace('"role"', '"role": 0, "role"')
+    texts = ['{"a": 1}', '{"a": {"b": 1, "c": 2, "b": 1}}', long, '[{"a": 1}, {"a": 2}]']
+    path.write_text(f"[{chr(10).join(',' + text for text in texts)[1:]}]" if array else "\n".join(texts))
+    (_, first), (_, twice), (line, far), (_, last) = json_rows(path)
+    assert (first, last) == ({"a": 1}, [{"a": 1}, {"a": 2}])
+    assert str(twice) == f"{path}:2: the key 'b' occurs twice in one object; keep one of them"
+    assert (line, str(far)) == (3, f"{path}:3: the key 'role' occurs twice in one object; keep one of them")
+
+
 def test_an_array_is_read_row_by_row(path: Path) -> None:
     row = json.dumps(alpaca(output="word " * 2000))
     path.write_text("[" + ",\n".join([row] * 2000) + "]", encoding="utf-8")  # 20 MB
