@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from afm.agents import AgentSpec, Limits, agent_of_model, load_agent
+from afm.agents import AgentSpec, Limits, agent_of_model, load_agent, model_folder
 from afm.agents.prompt_record import record_of_model
 from afm.configuration import Settings, apply_overrides, override_key, read_extended, read_in_place, validated
 from afm.errors import ConfigError, UsageError
@@ -106,8 +106,8 @@ class EpisodeSettings(Settings):
     agents: AgentRoutes = Field(default_factory=dict)
     """Maps rows to agents, for data sets with rows of several agents."""
     model: str = ""
-    """Folder of the model, or its name on the hub. An ``agent.yaml`` in the folder replaces the shipped agent
-    of that name."""
+    """Folder of the model or of a finished run, or its name on the hub. An ``agent.yaml`` in the folder replaces the
+    shipped agent of that name."""
     prompt: str = "own"
     """Prompt of each question: ``own`` (the agent's), ``row`` (the row's, unchanged) or a file with
     ``{question}``. See docs/prompts.md."""
@@ -239,6 +239,12 @@ class RlSettings(EpisodeSettings):
         ):
             raise ValueError("HOST:PORT of the cluster's head, for example 10.0.0.1:6379")
         return value
+
+    @field_validator("model")
+    @classmethod
+    def _model_of_a_run(cls, value: str) -> str:
+        inner = model_folder(value)
+        return str(inner) if inner != Path(value) else value
 
     @field_validator("train_files", "val_files", mode="before")
     @classmethod

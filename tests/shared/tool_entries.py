@@ -25,3 +25,12 @@ class Blocking:
 
     def call(self, argument: str) -> str:
         return argument
+
+
+class Nameless(Blocking):
+    """A tool that never sets its name."""
+
+    async def call(self, argument: str) -> str:  # type: ignore[override]
+        return argument
+
+    async def close(self) -> None: ...

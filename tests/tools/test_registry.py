@@ -93,6 +93,10 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
             of_class("tool_entries.Blocking"),
             r"expected a method `async def call`, got tool_entries\.py:\d+: Blocking\.call ",
         ),
+        (
+            of_class("tool_entries.Nameless"),
+            r"Nameless: got name=None on the tool that from_config made, expected '\w+', which is context",
+        ),
         (of_class("..a.Foo"), r"'\.\.a\.Foo' cannot be imported: TypeError"),
         (of_class("afm.tools.web_tool.WebTool"), r"WebTool' is not a tool class"),
         (code(urls=["http://a:99999"]), r"urls: got 'http://a:99999', expected an address"),
@@ -100,7 +104,7 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
             code(urls=["http://x:1"], sandbox={}),
             "either `urls` of code servers or a local `sandbox`, not both",
         ),
-        (code(sandbox={"backend": "docker"}), r"sandbox\.backend: got 'docker' \(str\), expected a sandbox"),
+        (code(sandbox={"backend": "docker"}), r"sandbox\.backend: got 'docker' \(text\), expected a sandbox"),
         (of_class("verl.tools.gsm8k_tool.Gsm8kTool"), r"which our loops cannot call; docs/tools\.md"),
         (
             code(nsjail_path="/opt/nsjail", max_obs_length=512),
@@ -138,6 +142,6 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"my tools\.yaml: no such file"):
         load_tools(path)
     path.write_text("tools:\n- class_name: 3\n  tool_schema: {function: {name: x}}", encoding="utf-8")
-    message = r"my tools\.yaml: tools\[0\]\.class_name: got 3 \(int\), expected a"
+    message = r"my tools\.yaml: tools\[0\]\.class_name: got 3 \(number\), expected a"
     with pytest.raises(ConfigError, match=message):
         load_tools(path)

@@ -81,6 +81,9 @@ def test_files_named_in_the_yaml_are_relative_to_it_and_overrides_are_not(tmp_pa
     assert settings.agent == str(tmp_path / "../agents/mine.yaml")
     assert settings.tools == tmp_path / "tools.yaml"
     assert settings.model == "some/model"
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/model/config.json").touch()
+    assert load_settings(path, [f"model={tmp_path}/run"]).model == f"{tmp_path}/run/model"
     assert load_settings(path, ["tools=mine.yaml", "agent=code"]).tools == Path("mine.yaml")
     assert load_settings(path, ["agent=code"]).agent == "code"
 

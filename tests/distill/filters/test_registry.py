@@ -64,7 +64,10 @@ def test_the_filters_for_logs_of_your_own_judge_no_answer():
         ("stages: [{secrets: {allow: ['.+']}}]", "'.[+]' allows everything"),
         ("stages: [{secrets: {kinds: []}}]", "secrets.kinds: .*at least one kind; leave `kinds` out"),
         ("stages: [{contamination: {places: []}}]", "`ngram: null`"),
-        ("stages: [{correction: {times: 1e9}}]", r"times: got 1000000000.0 \(float\), expected less than or"),
+        (
+            "stages: [{correction: {times: 1e9}}]",
+            r"times: got 1000000000.0 \(number\), expected less than or",
+        ),
         ("stages: [{near_duplicates: {}}, {quality: {}}]", "after all others except `correction`"),
     ],
 )
