@@ -83,7 +83,7 @@ def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
             raise own_code_error(error, f"{label}: {at}: {entry.class_name}.from_config") from error
         if (got := getattr(tools[name], "name", None)) != name:
             raise ConfigError(
-                f"{label}: {at}: {entry.class_name}: got name={got!r} on the tool that from_config made, expected "
+                f"{label}: {at}: {entry.class_name}.from_config made a tool with the name {got!r}, expected "
                 f"{name!r}, which is context.schema.function.name (docs/tutorials/own_tool.md)"
             )
     if file.cassette is not None:

@@ -95,7 +95,7 @@ def test_tools_with_equal_sandbox_settings_share_it() -> None:
         ),
         (
             of_class("tool_entries.Nameless"),
-            r"Nameless: got name=None on the tool that from_config made, expected '\w+', which is context",
+            r"Nameless\.from_config made a tool with the name None, expected '\w+', which is context",
         ),
         (of_class("..a.Foo"), r"'\.\.a\.Foo' cannot be imported: TypeError"),
         (of_class("afm.tools.web_tool.WebTool"), r"WebTool' is not a tool class"),
