@@ -257,7 +257,7 @@ _ADDRESS = re.compile(r"(\w://)([^\s/?#'\"]+@)?((?:(?!,\w+://)[^\s?'\"])*)(\?(?:
 def without_password(text: str) -> str:
     """Return ``text`` with ``***`` for user, password and query of the addresses in it."""
     return _ADDRESS.sub(
-        lambda match: f"{match[1]}{'***@' * bool(match[2])}{match[3]}{'?***' * bool(match[4])}", text
+        lambda match: f"{match[1]}{'***@' if match[2] else ''}{match[3]}{'?***' if match[4] else ''}", text
     )
 
 

@@ -77,7 +77,7 @@ def run_stages(
         say(head)
         begun, note = time.monotonic(), ""
         try:
-            note = stage.run()
+            note = stage.run() or "done"
         finally:
             done = FinishedStage(stage.name, round(time.monotonic() - begun, 1), note)
             with Journal(log, sync=True) as journal:

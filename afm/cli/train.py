@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,7 @@ from typing import Annotated
 import typer
 
 from afm.cli.options import TrustOption, file_argument, overrides_argument
-from afm.errors import ConfigError, DataError, MissingExtraError, UsageError
+from afm.errors import AfmError, ConfigError, DataError, MissingExtraError, UsageError
 from afm.memory_arithmetic import GIB, ModelShape, described, free_bytes, model_shape, multiplies_bfloat16
 from afm.processes import tied_environment
 from afm.terminal import afm_command
@@ -71,11 +72,12 @@ def print_next(model: Path, config: Path) -> None:
     folder = Path(os.path.normpath(config.parent / "../eval"))
     task = config.stem.partition("_")[0]
     shipped = (folder / f"{task}_world.yaml", folder / f"{task}.yaml")
-    ready = (
-        file for file in shipped if file.is_file() and Path(read_extended(file).get("data", "")).is_file()
-    )
+    ready: list[Path] = []
+    with suppress(AfmError):  # the training has ended well, whatever is in an evaluation's file
+        existing = filter(Path.is_file, shipped)
+        ready = [file for file in existing if Path(str(read_extended(file).get("data"))).is_file()]
     beside, words = config.with_name("eval.yaml"), ["ask", "--model", str(model)]
-    if recipe := beside if beside.is_file() else next(ready, None):
+    if recipe := beside if beside.is_file() else next(iter(ready), None):
         words = ["eval", str(recipe), f"model={model}", f"output_dir={model.with_name(f'eval_{model.name}')}"]
     print(f"next: {afm_command()} {shlex.join(words)}")
 
