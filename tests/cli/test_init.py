@@ -256,7 +256,7 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
         ("weekday_tool.py", "async def call", "def call", r"tools\[0\].class_name: .* `async def call`"),
         ("weekday_tool.py", "context.schema", "config['x']", r"from_config failed: weekday_tool.py:\d+: KeyError"),
         ("team.py", '"clerk", "weekday", day', '"clerk", "wekday", day', r"failed: team.py:\d+: ConfigError: the team has no tool 'wekday'; did you mean 'weekday'"),
-        ("team.yaml", "team.WeekdayTeam", "WeekdayTeam", "class_name: got 'WeekdayTeam', expected MODULE.CLASS, for example my_module.WeekdayTeam"),
+        ("team.yaml", "team.WeekdayTeam", "WeekdayTeam", "class_name: got 'WeekdayTeam', expected MODULE.CLASS, did you mean team.WeekdayTeam?"),
         ("team.py", 'say("clerk"', 'sya("clerk"', r"the team 'team.WeekdayTeam', at task 'train-\d+', failed: team.py:\d+: Attr.*; correct the file, delete the --output-dir or choose another, and run the command again"),
         ("team.py", '"Sunday"', "5", r"failed: team.py:\d+: TypeError: final event: expected a text, got int 5; correct"),
         ("tools.yaml", "        name: weekday", "        name: days", "calls weekday, but `tools` has days; correct `tool` under the agent's `roles`, or name"),
