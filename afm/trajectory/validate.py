@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import islice
 
 from afm.agents.spec import START, AgentSpec, RoleKind
-from afm.errors import DataError, Fault, TrajectoryError, json_word, suggestion
+from afm.errors import DataError, Fault, TrajectoryError, suggestion
 from afm.trajectory.answer import read_answer
 from afm.trajectory.tags import ANY_TAG, Author, Segment, SplitText, Step, Trajectory, split, tag_pattern
 
@@ -34,7 +34,7 @@ def parse(text: str, spec: AgentSpec, *, path: str | None = None, line: int | No
         DataError: ``text`` is not a text, or ``spec`` is not an agent.
     """
     if not isinstance(text, str):
-        raise DataError(f"got {json_word(text)}, expected the text of a response", path=path, line=line)
+        raise DataError(f"got {type(text).__name__}, expected the text of a response", path=path, line=line)
     if not isinstance(spec, AgentSpec):
         raise DataError(f"got {spec!r:.80}, expected an agent, for example load_agent('math')")
     parts = split(text, spec)

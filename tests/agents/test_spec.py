@@ -113,7 +113,7 @@ def graded(pattern: str) -> dict[str, object]:
         ({"roles": ANSWER | {"code": {"kind": "tool", "tool": "c"}}}, "'observation'"),
         (
             {"roles": ANSWER | {"observation": {"kind": "observation", "tool": "c"}}},
-            "forbidden for others",
+            "got kind 'observation' and tool 'c'; write `kind: tool` and `tool: NAME`, or neither",
         ),
         ({"roles": {"answer": {"kind": "answer", "needs_thought": True}}}, "needs_thought"),
         ({"transitions": {"start": ["answer"]}}, "missing ['tool']"),

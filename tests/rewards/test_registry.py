@@ -157,7 +157,7 @@ async def test_every_shipped_file_loads_and_judges(path: Path) -> None:
         ({"overlong": {"max_tokens": 9, "buffer_tokens": 3}}, "`overlong` belong together"),
         ({"overlong": {"max_tokens": 9, "buffer_tokens": 10}}, "at most max_tokens = 9"),
         # It would be taken letter by letter, "/" among them.
-        ({"code_tests": {"sandbox": {"packages": "/opt"}}}, r"sandbox\.packages: got '/opt' \(str"),
+        ({"code_tests": {"sandbox": {"packages": "/opt"}}}, r"sandbox\.packages: got '/opt' \(text\)"),
         ({"by_source": {"x": "mth"}}, r"by_source\.x: reward 'mth' is unknown, did you mean 'math'"),
     ],
 )

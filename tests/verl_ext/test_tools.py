@@ -23,11 +23,12 @@ CODE = ROOT / "configs/tools/code_executor.yaml"
 class Echo:
     """Returns its argument and the question of the episode."""
 
-    name = "echo"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     @classmethod
     def from_config(cls, config: Any, context: ToolContext) -> Echo:
-        return cls()
+        return cls(context.schema.function.name)
 
     async def call(self, argument: str) -> ToolResult:
         if argument == "fail":

@@ -176,7 +176,7 @@ def test_an_engine_that_the_index_lacks_is_refused_with_the_command_that_adds_it
         ('{"id": "1", "contents": "two words"}\n{"id": 2}\n', "c.jsonl:2: contents: got None"),
         (
             "[1]\n",
-            'c.jsonl:1: got a list; expected one object per line: {"id": "1", "contents": "TITLE and text"}',
+            'c.jsonl:1: got list; expected one object per line: {"id": "1", "contents": "TITLE and text"}',
         ),
         ('{"text": "a"}\n', "c.jsonl:1: got an object with text; expected one object per line"),
         (
