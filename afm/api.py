@@ -279,7 +279,15 @@ def _sampling(agent: AgentSpec, model: TokenModel, temperature: float) -> Sampli
 
 def _prompt(agent: AgentSpec, model: TokenModel, tasks: Iterable[Task]) -> PromptSource:
     rows = ((f"task {task.id!r}", task.question, task.prompt) for task in tasks)
-    return run_prompts(PromptSource(), agent, rows, model.folder).source
+    try:
+        return run_prompts(PromptSource(), agent, rows, model.folder).source
+    except ConfigError as error:
+        differs, of_runs, _ = str(error).partition("; use prompt=")
+        if not of_runs:
+            raise
+        raise ConfigError(
+            f"{differs}; use the agent of the model: afm.load_agent({str(model.folder)!r})"
+        ) from None
 
 
 def _sources(model: TokenModel, tools: Mapping[str, Tool], reward: Reward) -> Sources:

@@ -190,7 +190,7 @@ def _tools_file(launch: Launch) -> Path:
     path: Path | None = launch.options.tools
     if path is None:
         raise NotSetUpError(
-            "--tools is missing; servers.sh start mcp -- --tools configs/tools/code_executor.yaml"
+            "--tools is missing; tool_servers/servers.sh start mcp -- --tools configs/tools/code_executor.yaml"
         )
     if not path.is_file():
         raise ConfigError(f"--tools: {path}: no such file")

@@ -244,7 +244,7 @@ def check(launch: Launch) -> None:
     """
     folder: Path | None = launch.options.model
     if folder is None:
-        raise NotSetUpError("--model is missing; servers.sh start model -- --model FOLDER")
+        raise NotSetUpError("--model is missing; tool_servers/servers.sh start model -- --model FOLDER")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model: {folder}: not the folder of a model, because it has no config.json")
 

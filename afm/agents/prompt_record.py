@@ -288,7 +288,7 @@ def prompt_difference(asked: PromptRecord, trained: PromptRecord | None) -> str 
     others = [prompt for prompt in asked.templates if prompt.digest not in trained.digests]
     closest = max(trained.templates, key=lambda prompt: _shared(_text(prompt), _text(others[0])))
     rows = sum(prompt.rows for prompt in others)
-    return f"{rows:,} rows, {_first_difference(others[0], closest)}"
+    return f"{plural(rows, 'row')}, {_first_difference(others[0], closest)}"
 
 
 def _places(system: str, user: str) -> Iterator[PromptTemplate]:

@@ -114,7 +114,7 @@ def ask(
     Every step is shown. Without QUESTION a chat opens, in which the model sees the earlier turns. Ctrl-C stops an
     answer. Ctrl-D ends the chat.
 
-    Example: afm ask "Tom has 12 coins and finds 30. How many?" --agent math --model runs/quickstart/rl
+    Example: afm ask "Tom has 57 coins. Tom finds 38 more. How many coins does Tom have?" --model runs/quickstart/rl
     """
     from rich.console import Console
 

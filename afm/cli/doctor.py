@@ -182,7 +182,9 @@ def next_command(
 ) -> str:
     """Return the command that uses a file in which no fault was found, on the nodes and GPUs that were checked."""
     if kind is TOOLS_FILE:
-        return f"{afm_command()} eval EVAL.yaml tools={shlex.quote(str(config))} model=DIR"
+        beside = config.with_name("eval.yaml")
+        recipe = shlex.quote(str(beside)) if beside.is_file() else "EVAL.yaml"
+        return f"{afm_command()} eval {recipe} tools={shlex.quote(str(config))} model=DIR"
     if kind is AGENT_FILE:
         from afm.agents import load_agent
         from afm.tools.registry import tools_beside

@@ -239,7 +239,7 @@ def metric(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
 
 
 def training_rows(path: Path, step_key: str) -> dict[float, Mapping[str, Any]]:
-    """Return the rows of a log by step. If a step was logged twice, the last row counts. Unreadable lines are skipped."""
+    """Return the rows of a log by step. If a step was logged twice, its last values count. Unreadable lines are skipped."""
     rows: dict[float, Mapping[str, Any]] = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -247,7 +247,8 @@ def training_rows(path: Path, step_key: str) -> dict[float, Mapping[str, Any]]:
         except json.JSONDecodeError:
             continue
         if isinstance(row, dict) and isinstance(row.get(step_key), int | float):
-            rows[float(row[step_key])] = row
+            step = float(row[step_key])
+            rows[step] = {**rows.get(step, {}), **row}
     return rows
 
 

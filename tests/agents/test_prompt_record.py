@@ -91,7 +91,7 @@ def test_a_difference_names_the_first_line_and_the_ways_out():
     with pytest.raises(ConfigError) as caught:
         check_prompts(asked, trained, "models/x")
     assert str(caught.value) == (
-        "prompt: models/x was trained with another prompt: 1 rows, line 2 of the user turn: "
+        "prompt: models/x was trained with another prompt: 1 row, line 2 of the user turn: "
         "got 'Two steps at a time.', expected 'One step at a time.'; use prompt=row (each row's own), prompt=FILE "
         "(the text that the model was trained with), or prompt_check=off to use another prompt on purpose"
     )

@@ -40,7 +40,7 @@ def test_the_python_runs_and_is_short() -> None:
         exec(compile(text, "README.md", "exec"), {})
     assert printed.getvalue().splitlines() == [
         "Trajectory(plan, think, code, observation, reflection, think, answer)",
-        "score=1.0 parts={'correct': 1.0, 'format': 1.0} evidence=\"'2166' equals the gold answer\"",
+        "score=1.0 parts={'correct': 1.0, 'format': 1.0} evidence=\"'95' equals the gold answer\"",
     ]
 
 

@@ -20,7 +20,10 @@ def curves_of(folder, name, *rows, tail=""):
 def test_the_loss_comes_from_the_trainers_log(tmp_path) -> None:
     rows = [{"current_steps": 10 * i, "loss": 3.0 / i, "lr": 1e-3} for i in range(1, 4)]
     rows.insert(2, {"current_steps": 30, "loss": 9.0})  # a resumed training logs its steps again
-    end = {"current_steps": 40, "total_steps": 40}
+    end = {
+        "current_steps": 30,
+        "total_steps": 30,
+    }  # the trainer's last row repeats the last step, without its loss
     (curve,), notes = curves_of(tmp_path, "sft/trainer_log.jsonl", *rows, end, tail='{"curr')
     assert curve.title == "Loss of fine-tuning"
     assert curve.series == (Series("loss", (10.0, 20.0, 30.0), (3.0, 1.5, 1.0)),)

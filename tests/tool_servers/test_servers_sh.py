@@ -253,7 +253,7 @@ def test_all_problems_are_told_before_anything_starts(servers, mill_index, tmp_p
     ("words", "variables", "message"),
     [
         (("mcp", "--", "--tools", "absent.yaml"), {}, "absent.yaml: no such file"),
-        (("model",), {}, "--model is missing; servers.sh start model -- --model FOLDER"),
+        (("model",), {}, "--model is missing; tool_servers/servers.sh start model -- --model FOLDER"),
         (("model", "--", "--model", "absent"), {}, "absent: not the folder of a model"),
         (
             ("wiki_search", "--", "--index=absent"),
