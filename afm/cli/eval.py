@@ -65,7 +65,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Evaluate a model or a team with the agent's own loop.\n\n"
     "`afm list benchmarks` lists the shipped CONFIG files. `afm eval run --help` explains the options. "
-    "The commands below work on finished evaluations.\n\n"
+    "All commands below but `run` work on finished evaluations.\n\n"
     "Example: afm eval configs/eval/aime24.yaml model=models/code_agent_7b limit=10",
 )
 

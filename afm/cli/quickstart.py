@@ -146,9 +146,9 @@ def _next_steps(job: Quickstart) -> Iterator[str]:
     again = "./quickstart.sh" if recipe.world is WorldKind.MATH else f"./quickstart.sh --world {recipe.world}"
     if job.base is not None:
         again += f" --base {shlex.quote(job.base)}"
+    yield f"{again} --seed 1 --output-dir runs/seed1     # again, with other random numbers"
     files = f"configs/tiny/sft/{recipe.training}.yaml, configs/tiny/rl/{recipe.training}.yaml"
-    yield f"{again} --seed 1 --output-dir runs/seed1     # the recipe to change: {files}"
-    yield "on GPUs: docs/tutorials/nodes.md"
+    yield f"the recipe: {files}; on GPUs: docs/tutorials/nodes.md"
 
 
 def _stage_figures(metrics: Metrics) -> str:

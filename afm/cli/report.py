@@ -113,8 +113,8 @@ def view(
 ) -> None:
     """Filter, search, read and compare episodes in a browser.
 
-    The page follows a running job. Only this machine can open the page. From another one, use `ssh -L
-    PORT:127.0.0.1:PORT`.
+    The page follows a running job. Only this machine can open the page. From another one, choose a
+    --port and use `ssh -L PORT:127.0.0.1:PORT HOST`.
     """
     from afm.evaluation.viewer import EpisodeIndex
     from afm.evaluation.viewer.index import episode_files
@@ -133,7 +133,7 @@ def view(
     if host not in _LOOPBACK:
         raise UsageError(
             f"--host {host}: expected a loopback address ({', '.join(_LOOPBACK)}). "
-            "From another machine, use `ssh -L PORT:127.0.0.1:PORT`"
+            "From another machine, choose a --port and use `ssh -L PORT:127.0.0.1:PORT HOST`"
         )
     if not any(file.stat().st_size for file in episode_files(path)):
         what = "is empty" if path.is_file() else "no episodes below this folder yet"
