@@ -245,7 +245,10 @@ def no_such_file(path: str | Path, what: str = "file") -> str:
         near = wrong.with_name(name) / path.relative_to(wrong)
         if alike and (near.is_dir() if what == "folder" else near.exists()):
             return f"no such {what} (did you mean {near}?)"
-    if made := re.match(r"runs/quickstart(-wiki)?(/|$)", path.as_posix()):
+    made = re.match(
+        r"runs/quickstart(-wiki)?(/(data|eval_rl|eval_sft|rl|sft|start|world)(/|$)|$)", path.as_posix()
+    )
+    if made and not Path(*path.parts[:2]).exists():
         return f"no such {what} (./quickstart.sh{' --world wiki' if made[1] else ''} makes it)"
     return f"no such {what}"
 
@@ -275,7 +278,9 @@ def utf8_advice(path: Path, encoding: str = "WINDOWS-1252") -> str:
 
 
 _YAML_ADVICE = {
-    r"expected <block end>, but found '<scalar>'": "the quotes end before the text does; write '' for each ' in a text between '",
+    r"expected <block end>, but found '<scalar>'": "the quotes end before the text does; between ' write '' for ', and between "
+    '" write \\\\" for "',
+    r"expected <block end>, but found '([}\]])'": r"a '\1' too many",
     r"expected <block end>, .*": "the line is indented like no line above it; keys of one mapping begin in the same column",
     r"expected ',' or '([}\]])', but got .*": r"'\1' is missing, or quotes around a text with ': ' or quotes in it",
     r"mapping values are not allowed here": "a second ': ', or a wrong indentation; put a text with ': ' between quotes",

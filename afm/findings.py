@@ -147,17 +147,29 @@ def lock_advice(lock: str) -> str:
     return f"in the checkout of this project run: requirements/install-gpu.sh {lock}"
 
 
+_ORGANISATIONS = {
+    "Qwen",
+    "meta-llama",
+    "mistralai",
+    "HuggingFaceTB",
+    "deepseek-ai",
+    "allenai",
+    "google",
+    "microsoft",
+}
+"""Organisations on the Hub. Any other first part of a name is more likely a folder that was typed wrong."""
+
+
 def fetch_advice(model: str, key: str = "") -> str:
     """Return how to get a model of the Hub, one of Qwen's perhaps without its organisation; empty for any other name.
 
     Args:
         key: The setting that also takes names on the Hub. Without it the model is fetched by a command.
     """
-    # `runs/` and `models/` are where this project's commands write models.
-    if not (match := re.fullmatch(r"(?!runs/|models/)(?:(\w[\w.-]*)/)?(\w[\w.-]*)", model)):
+    if not (match := re.fullmatch(r"(?:(\w[\w.-]*)/)?(\w[\w.-]*)", model)):
         return ""
     organisation, name = match.groups()
-    if Path(organisation).is_dir() if organisation else not name.startswith("Qwen"):
+    if organisation not in _ORGANISATIONS if organisation else not name.startswith("Qwen"):
         return ""
     source = f"{organisation or 'Qwen'}/{name}"
     if key:

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -70,7 +71,9 @@ def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
     module = name.rpartition(".")[0]
     if not module:
         files = sorted(folder.glob("*.py")) if folder else []
-        holders = [file.stem for file in files if f"class {name}".encode() in file.read_bytes()]
+        holders = [
+            file.stem for file in files if re.search(rb"^class %s\b" % name.encode(), file.read_bytes(), re.M)
+        ]
         example = f"did you mean {holders[0]}.{name}?" if holders else f"for example my_module.{name}"
         raise ConfigError(f"{where}: got {name!r}, expected MODULE.CLASS, {example}")
     top = module.partition(".")[0]

@@ -238,7 +238,7 @@ def show_doctor(console: Any) -> None:
     for name in ("GRM_BASE_URL", "GRM_API_KEY"):
         os.environ.pop(name, None)
     found = diagnose(ROOT / "configs/tiny/eval/math_world.yaml", words)
-    print_table([one for one in found if one.subject != "disk"], console)
+    print_table([one for one in found if one.subject != "disk"], "", console)
 
 
 def photograph(out: Path) -> None:

@@ -132,6 +132,13 @@ def check_output(job: SftJob) -> None:
             raise ConfigError(f"output_dir: {place} is a file, expected a folder; choose another output_dir")
 
 
+def _starter_advice(model: str, recipe: Path | None) -> str:
+    """Return the command of the starter of ``afm init`` that makes its first model; empty for other recipes."""
+    program = recipe.with_name("start_model.py") if recipe is not None else None
+    made = program is not None and Path(model) == Path("runs/start") and program.is_file()
+    return "; python start_model.py makes it (README.md)" if made else ""
+
+
 def check_model(job: SftJob) -> None:
     """Check that the model is a folder with the modules of ``lora_target``, or has the form of a name on a hub.
 
@@ -145,7 +152,7 @@ def check_model(job: SftJob) -> None:
         raise ConfigError(
             f"model_name_or_path: {model!r} is not a folder; expected a folder, or ORGANISATION/NAME on the hub "
             f"(`afm import` turns a GGUF file into a folder){exists_next_to(model, job.file) if model else ''}"
-            f"{fetch_advice(model, 'model_name_or_path')}"
+            f"{fetch_advice(model, 'model_name_or_path')}{_starter_advice(model, job.file)}"
         )
     _check_targets(job.config, Path(model).expanduser())
 

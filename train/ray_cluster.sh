@@ -75,6 +75,7 @@ wait)
     [[ ${WAIT_S:=600} =~ ^[1-9][0-9]{0,5}$ ]] || fail "WAIT_S=$WAIT_S: expected whole seconds, for example WAIT_S=600" 2
     [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || fail "wait ${2:-}: how many nodes to wait for? For example: train/ray_cluster.sh wait 8" 2
     HEAD=${HEAD:-127.0.0.1:$PORT}
+    echo "waiting up to $WAIT_S s for $2 nodes at $HEAD"
     for ((joined = 0; SECONDS <= WAIT_S; )); do
         text=$(ray status --address "$HEAD" 2>&1 || true)
         refused "$text"

@@ -106,11 +106,14 @@ def ensure_ray_token() -> None:
     file = Path.home() / ".ray/auth_token"
     if elsewhere or os.environ.get("RAY_AUTH_MODE", "token") != "token" or file.exists():
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", dir=file.parent, prefix=".auth_token.") as new, suppress(FileExistsError):
-        new.write(token_hex(32))
-        new.flush()
-        os.link(new.name, file)  # whole or not at all, and never over the token of another start
+    with suppress(
+        OSError
+    ):  # FileExistsError: another start was first. Without hard links, Ray writes the token itself.
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=file.parent, prefix=".auth_token.") as new:
+            new.write(token_hex(32))
+            new.flush()
+            os.link(new.name, file)  # whole or not at all, and never over the token of another start
 
 
 def ray_overrides(settings: RlSettings, scratch: str) -> Flat:

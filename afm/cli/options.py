@@ -220,6 +220,8 @@ def model_option(model: str) -> str:
     if "://" not in model and (why := lacks_model(model)):
         if model.endswith(".gguf"):
             why = "a GGUF file; `afm import` makes a folder of it"
+        elif Path(model).is_file():
+            why = "is a file"
         expected = f"expected a model's folder, a run, or http://HOST:PORT/v1{fetch_advice(model)}"
         raise UsageError(f"--model {model}: {why}; {expected}")
     return model

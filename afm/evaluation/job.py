@@ -299,10 +299,9 @@ def _files(config: EvalConfig) -> list[Path]:
         if name in BENCHMARKS | READ_AS_PUBLISHED and not place.exists():
             raise (BENCHMARKS | READ_AS_PUBLISHED)[name].missing(place)
         if not place.exists():
-            raise UsageError(
-                f"data: {place}: {no_such_file(place, 'file or folder')}"
-                + (exists_next_to(place, config.recipe_file) or "; give questions with data=FILE")
-            )
+            beside = exists_next_to(place, config.recipe_file)
+            why = "no such file or folder" if beside else no_such_file(place, "file or folder")
+            raise UsageError(f"data: {place}: {why}{beside or '; give questions with data=FILE'}")
     return [file for place in config.data for file in task_files(place)]
 
 

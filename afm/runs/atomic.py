@@ -96,7 +96,7 @@ def _process_space() -> str:
         container = Path("/proc/self/ns/pid").readlink()
         return hashlib.sha256(f"{boot}{container}".encode()).hexdigest()[:8]
     except OSError:
-        return "other"
+        return "unknown"
 
 
 def _is_left(temporary: Path) -> bool:
@@ -104,7 +104,8 @@ def _is_left(temporary: Path) -> bool:
     *_, space, number, _ = temporary.name.split(".")
     try:
         aged = time.time() - temporary.stat().st_mtime > _LEFT_S
-        return number.isdigit() and (aged or space == _process_space()) and not Path("/proc", number).exists()
+        here = space == _process_space() != "unknown"
+        return number.isdigit() and (aged or here) and not Path("/proc", number).exists()
     except OSError:
         return False
 

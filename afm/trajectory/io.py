@@ -164,7 +164,8 @@ _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _OTHER_CONTENT: dict[bytes | tuple[bytes, ...], str] = {
     b"\x1f\x8b": "a file packed with gzip, expected rows as text; unpack it: gunzip -c FILE > ROWS.jsonl",
     b"\x28\xb5\x2f\xfd": "a file packed with zstd, expected rows as text; unpack it: zstd -dc FILE > ROWS.jsonl",
-    b"PK\x03\x04": "a spreadsheet or a zip archive, expected rows as text; save it as CSV: libreoffice --convert-to csv FILE",
+    b"PK\x03\x04": "a spreadsheet or a zip archive, expected rows as text; save a spreadsheet as CSV: "
+    "libreoffice --convert-to csv FILE, and unpack an archive: unzip FILE",
     b"PAR1": "a parquet file, expected rows as text; write them so: python -c 'import sys, json, pyarrow.parquet as p; "
     "[print(json.dumps(row)) for row in p.read_table(sys.argv[1]).to_pylist()]' FILE > ROWS.jsonl. Questions in it are "
     "read by afm data prepare tasks FILE --data-source NAME -o TASKS.jsonl",

@@ -62,6 +62,9 @@ def test_a_missing_file_of_the_folder_above_or_below_is_answered_with_the_way_th
     assert no_such_file("sft.yaml") == "no such file"  # two folders have it
     assert no_such_file("runs/quickstart/rl", "folder") == "no such folder (./quickstart.sh makes it)"
     assert no_such_file("runs/quickstart-wiki") == "no such file (./quickstart.sh --world wiki makes it)"
+    assert no_such_file("runs/quickstart/eval_foo") == "no such file"
+    (tmp_path / "runs/quickstart").mkdir(parents=True)
+    assert no_such_file("runs/quickstart/rl") == "no such file"
 
 
 def test_a_tab_in_a_yaml_is_answered_with_the_command_that_replaces_it(tmp_path):
@@ -92,7 +95,12 @@ def test_a_tab_in_a_yaml_is_answered_with_the_command_that_replaces_it(tmp_path)
             "a: one: two",
             "line 1, column 7: a second ': ', or a wrong indentation; put a text with ': ' between quotes, in: a: one",
         ),
-        ("a: 'it's'", "line 1, column 8: the quotes end before the text does; write '' for each '"),
+        ("a: 'it's'", "line 1, column 8: the quotes end before the text does; between ' write '' for '"),
+        (
+            'a: "b" c',
+            "line 1, column 8: the quotes end before the text does; between ' write '' for ', and between \" w",
+        ),
+        ("a: [1]]", "line 1, column 7: a ']' too many"),
         (
             'a: "x\nb: 2',
             "line 2, column 5: quotes that are opened in the text are not closed (begun in line 1)",

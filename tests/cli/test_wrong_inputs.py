@@ -443,7 +443,10 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     (
         "data prepare sft {T}/zip.jsonl --output-dir {T}/s",
         1,
-        ("got a spreadsheet or a zip archive", "save it as CSV: libreoffice --convert-to csv {T}/zip.jsonl"),
+        (
+            "save a spreadsheet as CSV: libreoffice --convert-to csv {T}/zip.jsonl, and unpack",
+            "unzip {T}/zip.jsonl",
+        ),
     ),
     (
         "view {T}/packed.jsonl --index {T}/i.sqlite",
@@ -918,9 +921,9 @@ def test_the_advice_to_fetch_a_model_names_the_one_that_was_given(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    advice = "; to fetch it from the Hub: afm import org/Some-1B -o models/Some-1B"
-    assert fetch_advice("org/Some-1B") == advice
-    for path in ("mine/Some-1B", "runs/rl", "models/base", "Some-1B", "./org/Some-1B"):
+    advice = "; to fetch it from the Hub: afm import meta-llama/Some-1B -o models/Some-1B"
+    assert fetch_advice("meta-llama/Some-1B") == advice
+    for path in ("mine/Some-1B", "checkpoint/sft", "runs/rl", "models/base", "Some-1B", "./org/Some-1B"):
         assert fetch_advice(path) == "", path
 
 

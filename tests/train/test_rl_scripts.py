@@ -269,7 +269,11 @@ def test_waiting_for_nodes_shows_each_that_joins_and_names_a_head_that_is_not_th
     ray.write_text("#!/bin/sh\necho ' 1 node_a'; [ -e \"$0.b\" ] && echo ' 1 node_b'; touch \"$0.b\"\n")
     ray.chmod(0o755)
     both = run_script(CLUSTER, tmp_path, "wait", "2", **variables | {"WAIT_S": "60"})
-    assert (both.returncode, both.stdout) == (0, "1 of 2 nodes have joined\n2 of 2 nodes have joined\n")
+    waiting = "waiting up to 60 s for 2 nodes at 127.0.0.1:1\n"
+    assert (both.returncode, both.stdout) == (
+        0,
+        f"{waiting}1 of 2 nodes have joined\n2 of 2 nodes have joined\n",
+    )
     ray.write_text("#!/bin/sh\nexit 1\n")
     nobody = run_script(CLUSTER, tmp_path, "wait", "2", **variables)
     assert nobody.returncode == 1
