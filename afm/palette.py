@@ -54,6 +54,11 @@ their order. A ``*-tint`` is the background of text in its colour."""
 
 ROLE_HUES = (222, 272, 165, 36, 312, 196, 92, 18, 244, 142, 54, 342)
 """CSS hues of roles. Further roles start again with the first hue."""
+ROLE_STYLES = (
+    *("blue", "magenta", "green", "yellow", "bright_magenta", "cyan"),
+    *("bright_green", "red", "bright_blue", "bright_cyan", "bright_yellow", "bright_red"),
+)
+"""The terminal's own colours nearest to :data:`ROLE_HUES`, as styles of Rich."""
 
 
 def terminal_style(name: str) -> str:

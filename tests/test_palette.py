@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import afm.evaluation
-from afm.palette import PALETTE, ROLE_HUES
+from afm.palette import PALETTE, ROLE_HUES, ROLE_STYLES
 
 TEXT, BORDER = 4.5, 3.0
 PAIRS = {
@@ -63,3 +63,7 @@ def test_every_text_can_be_read_on_its_background(mode):
         if contrast(text, back) < least
     }
     assert low == {}
+
+
+def test_each_role_has_a_colour_of_its_own_on_pages_and_in_the_terminal():
+    assert len(ROLE_HUES) == len(set(ROLE_HUES)) == len(ROLE_STYLES) == len(set(ROLE_STYLES))

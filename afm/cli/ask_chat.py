@@ -6,14 +6,15 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from afm.agents import AgentSpec, PromptSource, RoleKind
+from afm.agents import AgentSpec, PromptSource
 from afm.errors import AfmError, EngineError, UsageError, no_such_file
-from afm.palette import terminal_style
+from afm.palette import ROLE_STYLES, terminal_style
 from afm.rollout import CallFinished, CallStarted, Episode, EpisodeEvent, Stopped, TextWritten
 from afm.terminal import plural, visible
 from afm.trajectory import answers
@@ -242,13 +243,6 @@ def _questions(live: bool) -> Iterator[str]:
             yield line
 
 
-_STYLES = {
-    RoleKind.THOUGHT: terminal_style("soft"),
-    RoleKind.TEXT: terminal_style("code-word"),
-    RoleKind.TOOL: terminal_style("accent"),
-    RoleKind.OBSERVATION: terminal_style("good"),
-    RoleKind.ANSWER: f"bold {terminal_style('warn')}",
-}
 _SHOWN_LINES = 12
 """Lines of an observation on the screen. --save writes all of it."""
 _SHOWN_ARGUMENT = 48
@@ -260,6 +254,11 @@ class EpisodeView:
     def __init__(self, spec: AgentSpec, console: Console, prices: Prices | None = None) -> None:
         self._prices = prices
         self._spec = spec
+        own = [role for role in spec.roles if role != spec.observation_role]
+        self._styles = dict(
+            zip(own, cycle(ROLE_STYLES), strict=False)
+        )  # in the order of the viewer's colours
+        self._styles[spec.answer_role] += " bold"
         self._console = console
         self._status: Status | None = None
         self._line_is_open = False
@@ -363,7 +362,7 @@ class EpisodeView:
         self._line_is_open = False
 
     def _style(self, role: str) -> str:
-        return _STYLES[self._spec.roles[role].kind] if role in self._spec.roles else ""
+        return self._styles.get(role, terminal_style("soft")) if role in self._spec.roles else ""
 
     def _spin(self, what: str) -> None:
         """Animate a line until :meth:`_still`. Print nothing outside a terminal."""

@@ -308,7 +308,7 @@ def print_table(findings: Sequence[Finding], command: str, console: Console | No
     for name, ratio in (("", None), ("what", None), ("why", 3), ("next step", 2)):
         table.add_column(name, ratio=ratio, no_wrap=ratio is None, overflow="fold")
     for finding in findings:
-        state = Text(_WORDS[finding.level], _STYLES[finding.level])
+        state = Text(finding.level.value, _STYLES[finding.level])
         table.add_row(
             state,
             visible(finding.subject),
