@@ -395,6 +395,6 @@ def _team_in_place(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
 
 def _model_path(override: str) -> str:
     """Expand ``model=DIR`` to ``model.path=DIR``."""
-    key, _, value = override.partition("=")
-    short = key.strip() == "model" and not value.lstrip().startswith("{")
+    key, sign, value = override.partition("=")
+    short = sign and key.strip() == "model" and not value.lstrip().startswith("{")
     return f"model.path={value}" if short else override

@@ -571,6 +571,7 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("view --bogus", 2, ("afm view: no such option: --bogus; see afm view --help",)),
     ("eval {T}/absent.yaml", 2, ("absent.yaml: no such file", "(`afm list benchmarks` prints the paths)")),
     ("doctor {T}/flat.yaml", 1, ("think: unknown key; `roles:` above it is empty: indent this line if it",)),
+    ("eval {T}/sampled.yaml model", 2, ("override 'model': expected key=value, for example seed=1",)),
     ("list agents extra", 2, ("afm list agents: unexpected argument: extra",)),
     ("validate {T}/good.jsonl {T}/good.jsonl", 2, ("afm validate: unexpected argument: {T}/good.jsonl",)),
     ("convert {T}/good.jsonl", 2, ("missing option '--to'; expected: format to write: coa, alpaca",)),
@@ -813,6 +814,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bomb.yaml": "a: &a [1]\n"
         + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi")),
         "flat.yaml": "transitions: {}\nroles:\nthink: {kind: thought}\n",
+        "sampled.yaml": "sampling: {temperature: 1}\n",
         "odd.yaml": "temperature: 1\n",
         "endless.yaml": "sampling: {temperature: .inf}\n",
         "circle.yaml": "a: &a [*a]\n",
