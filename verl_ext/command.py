@@ -106,9 +106,8 @@ def ensure_ray_token() -> None:
     file = Path.home() / ".ray/auth_token"
     if elsewhere or os.environ.get("RAY_AUTH_MODE", "token") != "token" or file.exists():
         return
-    with suppress(
-        OSError
-    ):  # FileExistsError: another start was first. Without hard links, Ray writes the token itself.
+    # FileExistsError means that another start was first. Where hard links are refused, Ray writes the token itself.
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=file.parent, prefix=".auth_token.") as new:
             new.write(token_hex(32))

@@ -105,9 +105,14 @@ def _is_left(temporary: Path) -> bool:
     try:
         aged = time.time() - temporary.stat().st_mtime > _LEFT_S
         here = space == _process_space() != "unknown"
-        return number.isdigit() and (aged or here) and not Path("/proc", number).exists()
-    except OSError:
+        if not number.isdigit() or not (aged or here):
+            return False
+        os.kill(int(number), 0)  # sends nothing; /proc may hide the processes of other users
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
         return False
+    return False
 
 
 def replace_text(path: Path, text: str) -> None:
