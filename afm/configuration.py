@@ -21,11 +21,11 @@ from afm.errors import (
     ConfigError,
     RepeatedErrors,
     UsageError,
+    fault_words,
     json_word,
     no_such_file,
     suggestion,
     utf8_advice,
-    without_password,
     yaml_fault,
 )
 from afm.file_kinds import FILE_KINDS, kind_of
@@ -371,17 +371,7 @@ def _explained(details: ErrorDetails, at: str, model: type[BaseModel], takes_ove
         return f"{path}: unknown key" + (f"; {suggestion(str(location[-1]), known)}" if known else "")
     if details["type"] == "missing":
         return f"{path}: missing, but required" + (f"; give {path}=VALUE" if takes_overrides else "")
-    if not location and not at:
-        return details["msg"].removeprefix("Value error, ")
-    expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    expected = expected.partition(", unable to parse")[0].removeprefix("expected ")
-    expected = expected.replace("a valid tuple", "a list")
-    try:
-        given = without_password(repr(details["input"]))
-    except ValueError:  # Python does not print integers of more than 4,300 digits
-        given = "a number of thousands of digits"
-    shown = given if len(given) <= 80 else f"{given[:77]}..."
-    return f"{path}: got {shown} ({json_word(details['input'])}), expected {expected}"
+    return f"{path}: {fault_words(details)}" if path else fault_words(details)
 
 
 def _fields(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

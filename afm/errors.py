@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
+from typing import Any
 
 
 class AfmError(Exception):
@@ -25,7 +26,20 @@ class ConfigError(AfmError, ValueError):
 
 
 class UsageError(AfmError, ValueError):
-    """The command line was used wrongly (exit status 2)."""
+    """The command line was used wrongly (exit status 2).
+
+    Attributes:
+        command: The command, such as ``afm data filter``, if it is known.
+    """
+
+    command = ""
+
+    def described(self) -> str:
+        """Return the message after the command, and where its help is."""
+        text = str(self)
+        if not self.command or "--help" in text:
+            return f"{self.command}: {text}".removeprefix(": ")
+        return f"{self.command}: {text}{'' if text.endswith('?') else ';'} see {self.command} --help"
 
 
 class DataError(AfmError, ValueError):
@@ -217,6 +231,47 @@ _JSON_WORDS: dict[type, str] = {
 }
 
 
+def expectation(message: str) -> str:
+    """Return what a message of Pydantic expects, in the words of :func:`json_word`."""
+    opening = r"^(Value error, |Input |String |List |Tuple |Dictionary )?(should )?(be |have )?(expected )?"
+    text = re.sub(rf"{opening}|, unable to .*|, got a number .*| after validation, not .*", "", message)
+    kind = re.match(r"a valid (\w+)|None$", text)
+    return _EXPECTED.get(kind[1] or "None", text.replace("valid ", "", 1)) if kind else text
+
+
+_EXPECTED = {
+    "None": "null",
+    "string": "text",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "dictionary": "an object",
+    **dict.fromkeys(("tuple", "array", "set", "frozenset"), "a list"),
+}
+
+
+def fault_words(details: Mapping[str, Any], unknown: str = "unknown key") -> str:
+    """Return a fault that Pydantic found, such as ``got 'x' (text), expected a whole number``."""
+    kind, message = str(details["type"]), str(details["msg"]).removeprefix("Value error, ")
+    if kind in (
+        whole := {"missing": "missing, but required", "extra_forbidden": unknown, "json_invalid": message}
+    ):
+        return whole[kind]
+    if kind == "value_error" and (message.startswith("got ") or not details["loc"]):
+        return message
+    try:
+        given = without_password(repr(details["input"]))
+    except ValueError:  # Python does not print integers of more than 4,300 digits
+        given = "a number of thousands of digits"
+    shown = given if len(given) <= 80 else f"{given[:77]}..."
+    return f"got {shown} ({json_word(details['input'])}), expected {expectation(message)}"
+
+
+def first_fault(error: Any, whole: str = "the object") -> str:
+    """Return the first fault of a ``pydantic.ValidationError`` with its key. ``whole`` stands for an empty key."""
+    details = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, details['loc'])) or whole}: {fault_words(details)}"
+
+
 def _kind(name: str) -> str:
     """Return what a file holds by the ending of its name: rows, or settings and code; empty for any other ending."""
     if (suffix := Path(name).suffix) in (".jsonl", ".csv", ".parquet"):
@@ -262,13 +317,6 @@ def without_password(text: str) -> str:
     return _ADDRESS.sub(
         lambda match: f"{match[1]}{'***@' if match[2] else ''}{match[3]}{'?***' if match[4] else ''}", text
     )
-
-
-def code_place(function: object, name: str) -> str:
-    """Return ``FILE:LINE: CLASS.METHOD`` of a function in Python, and otherwise ``name``."""
-    code = getattr(function, "__code__", None)
-    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}: " if code else ""
-    return f"{place}{getattr(function, '__qualname__', name)}"
 
 
 def utf8_advice(path: Path, encoding: str = "WINDOWS-1252") -> str:
@@ -327,7 +375,7 @@ def described(error: AfmError | OSError, output: str = "--output-dir") -> str:
         output: The option or key that sets the folder of the output.
     """
     if not isinstance(error, OSError):
-        return str(error)
+        return error.described() if isinstance(error, UsageError) else str(error)
     if error.errno in NO_SPACE:
         place = f"{error.filename}: " if error.filename is not None else ""
         return f"{place}{error.strerror}; delete files there, or choose another disk, and run the same command again"

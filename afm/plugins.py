@@ -305,3 +305,10 @@ def _origin(file: Path) -> str:
             if sign := next((sign for sign in signs if sign.exists()), None):
                 return f"{file} was downloaded ({sign})"
     return ""
+
+
+def code_place(function: object, name: str) -> str:
+    """Return ``FILE:LINE: CLASS.METHOD`` of a function in Python, and otherwise ``name``."""
+    code = getattr(function, "__code__", None)
+    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}: " if code else ""
+    return f"{place}{getattr(function, '__qualname__', name)}"

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from afm.errors import ConfigError
+from afm.errors import ConfigError, expectation, fault_words
 
 _PLACEHOLDERS = ("api key", "api url")
 """Placeholders for keys and addresses in the published ``environment.sh``."""
@@ -182,11 +181,9 @@ def _explain(error: ValidationError) -> list[str]:
         name = str(details["loc"][0]) if details["loc"] else "environment"
         field = Environment.model_fields.get(name)
         secret = field is not None and "Secret" in str(field.annotation)
-        got = "a value" if secret else repr(details["input"])
+        fault = f"got a value, expected {expectation(details['msg'])}" if secret else fault_words(details)
         meaning = field.description if field is not None else ""
-        why = re.sub("^Input should be|, unable to parse.*", "", details["msg"]).strip()
-        expected = why if why == details["msg"] else f"expected {why}"
-        lines.append(f"environment variable {name.upper()}: got {got}: {expected}. {meaning}".rstrip())
+        lines.append(f"environment variable {name.upper()}: {fault}. {meaning}".rstrip())
     return lines
 
 

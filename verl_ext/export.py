@@ -20,7 +20,7 @@ import yaml
 from afm.agents import AgentSpec, PromptMode, load_agent, save_agents, saved_agents
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord
 from afm.configuration import read_file
-from afm.errors import AfmError, ConfigError, EngineError, UsageError
+from afm.errors import AfmError, ConfigError, EngineError, UsageError, described
 from verl_ext.checkpoints import (
     CHECKPOINT_DIR,
     EXPORT_FILE,
@@ -329,7 +329,9 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except (AfmError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        if usage := isinstance(error, UsageError):
+            error.command = "afm export"
+        print(f"error: {described(error)}", file=sys.stderr)
+        sys.exit(2 if usage else 1)
     except KeyboardInterrupt:
         sys.exit(130)

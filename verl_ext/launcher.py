@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from afm.agents import MODEL_AGENTS_DIR, save_agents
-from afm.errors import AfmError, UsageError
+from afm.errors import AfmError, UsageError, described
 from afm.findings import Finding, Level, has_gpu, refuse_errors
 from afm.harness.settings import anchor_harness
 from afm.presets import preset_lines
@@ -336,7 +336,9 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except AfmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        if usage := isinstance(error, UsageError):
+            error.command = "afm rl"
+        print(f"error: {described(error)}", file=sys.stderr)
+        sys.exit(2 if usage else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from afm import __version__
 from afm.cli.options import FOREIGN_OPTIONS
-from afm.errors import ConfigError, no_such_file, suggestion
+from afm.errors import ConfigError, UsageError, expectation, no_such_file, suggestion
 
 _STYLE = re.compile(r"\[(?=[a-z#/@])")
 """Text that Typer reads as a style. A backslash before it keeps it."""
@@ -194,6 +194,16 @@ def _correct_help(command: Any) -> None:
         _refuse_values(parameter)
     help_option = command.get_help_option
     command.get_help_option = lambda context: _shorten_type(help_option(context))
+    invoke = command.invoke
+
+    def invoke_named(context: Any) -> Any:
+        try:
+            return invoke(context)
+        except UsageError as error:
+            error.command = error.command or context.command_path
+            raise
+
+    command.invoke = invoke_named
     for below in getattr(command, "commands", {}).values():
         _correct_help(below)
 
@@ -279,9 +289,9 @@ def _print_usage_error(error: Any) -> None:
             )
     if parameter and text.find(": Input should ") > 0 and (values := _typed_values(parameter.opts)):
         text = text.replace(": Input should ", f" {values[-1]}: should ")
-    text = re.sub(r", unable to (parse string as (a|an) \w+|interpret input)", "", text)
     text = re.sub(r"\(env var: '(\w+)'\)", r"(\1)", text)
     text = re.sub(r"\((\w+)\): Input ", lambda found: f"({found[1]}) {os.environ.get(found[1])}: ", text)
+    text = re.sub("should be (a valid .*)", lambda found: f"should be {expectation(found[1])}", text)
     meaning = (getattr(parameter, "help", None) or "").replace("\\[", "[")
     meaning = re.split(r"\. |\.$| \[default", meaning, maxsplit=1)[0]
     meaning = meaning if meaning[1:2].isupper() else meaning[:1].lower() + meaning[1:]
@@ -294,9 +304,10 @@ def _print_usage_error(error: Any) -> None:
     ):
         expected += f" (`afm list {'benchmarks' if shipped[1] == 'eval' else 'recipes'}` prints the paths)"
         text += _recipe_of(shipped[1], text)
-    end = "" if text.endswith("?") else ";"
     text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
-    print(f"error: {place}: {text}{expected}{end} see {place} --help", file=sys.stderr)
+    usage = UsageError(text + expected)
+    usage.command = place
+    print(f"error: {usage.described()}", file=sys.stderr)
 
 
 def _near_option(typed: str, parameters: Iterable[Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afm.cli.options import OnBadRows, file_option
-from afm.errors import DataError, UsageError, suggestion
+from afm.errors import DataError, UsageError, fault_words, suggestion
 from afm.terminal import plural
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def tasks(
             reader=name, into=into, data_source=data_source, question_key=question_key, answer_key=answer_key
         )
     except ValidationError as error:
-        raise UsageError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        raise UsageError(fault_words(error.errors()[0])) from None
     view = ProgressView()
     strict = on_bad_rows is OnBadRows.ERROR
     _print_prepared(make(out.stem, step, files, out.parent, strict=strict, on_row=_row_counter(view)), view)

@@ -23,7 +23,7 @@ from afm.datasets.published import PublishedPrompt
 from afm.datasets.readers import READERS, checked_reader
 from afm.datasets.readers.questions import plain_rows
 from afm.datasets.readers.row import RowReader
-from afm.errors import DataError, UsageError, suggestion
+from afm.errors import DataError, UsageError, first_fault, suggestion
 from afm.runs.atomic import replace_text
 
 LOCK_FILE = "download.lock.json"
@@ -338,7 +338,5 @@ def read_lock(path: Path) -> Lock:
     try:
         return Lock.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise DataError(
-            f"not a lock of downloads: {first['msg']}; remove or restore the file", path=str(path)
-        ) from None
+        fault = f"not a lock of downloads: {first_fault(error, 'file')}; remove or restore the file"
+        raise DataError(fault, path=str(path)) from None

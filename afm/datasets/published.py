@@ -24,7 +24,7 @@ from afm.configuration import Settings
 from afm.datasets.readers.row import AlpacaRow, ReadRow, RowReader
 from afm.datasets.row_files import columnar_rows, published_rows
 from afm.datasets.schema import Task, checked_gold, plain_value
-from afm.errors import DataError, RepeatedErrors, json_word, suggestion
+from afm.errors import DataError, RepeatedErrors, first_fault, json_word, suggestion
 from afm.runs.atomic import replace_text, replacing
 
 _KEY_BYTES = 12
@@ -205,8 +205,7 @@ def _make(row: Any, reader: RowReader, default: str, data_source: str | None) ->
     try:
         made = reader.read(row, default)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise DataError(first_fault(error)) from None
     if not isinstance(made, Task):
         return made
     plain = {

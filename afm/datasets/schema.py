@@ -20,7 +20,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from afm.agents.prompt_source import QUESTION_MARK, row_messages
 from afm.datasets.row_files import published_rows
-from afm.errors import DataError, json_word, no_such_file, with_path
+from afm.errors import DataError, first_fault, json_word, no_such_file, with_path
 from afm.runs.atomic import replacing
 from afm.trajectory.chat import row_id
 from afm.trajectory.io import json_rows
@@ -71,14 +71,7 @@ class Task(FrozenModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key, why = ".".join(map(str, first["loc"])), first["msg"]
-            got = (
-                "missing"
-                if first["type"] == "missing"
-                else f"got {first['input']!r:.80}, {why[:1].lower()}{why[1:]}"
-            )
-            raise DataError(f"task: {key}: {got}; expected Task(id=..., question=...)") from None
+            raise DataError(f"task: {first_fault(error)}; expected Task(id=..., question=...)") from None
 
     @model_serializer(mode="wrap")
     def _without_absent_columns(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from afm.configuration import Settings
 from afm.datasets import Task
 from afm.endpoints.budget import Spent
-from afm.errors import AfmError, ConfigError, DataError, suggestion
+from afm.errors import AfmError, ConfigError, DataError, first_fault, suggestion
 from afm.plugins import own_code_error
 from afm.runs.journal import Journal
 from afm.tools import Tool, ToolResult
@@ -304,14 +304,7 @@ def read_at(file: BinaryIO, places: Iterable[int]) -> Iterator[Event]:
 
 
 def _fault(error: ValidationError, path: str | Path, line: int) -> DataError:
-    return DataError(f"not an event: {explain(error)}", path=str(path), line=line)
-
-
-def explain(error: ValidationError) -> str:
-    """Return the first fault with its key."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the object"
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return DataError(f"not an event: {first_fault(error)}", path=str(path), line=line)
 
 
 def final_attempts(path: str | Path) -> Iterator[tuple[Event, ...]]:

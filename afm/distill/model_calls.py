@@ -27,9 +27,9 @@ from typing import Any, BinaryIO, NamedTuple
 from pydantic import Field, ValidationError
 
 from afm.configuration import Settings
-from afm.distill.event_log import Event, EventKind, EventLog, explain, read_located
+from afm.distill.event_log import Event, EventKind, EventLog, read_located
 from afm.distill.filters.base import unreadable_row
-from afm.errors import DataError
+from afm.errors import DataError, first_fault
 
 _FREE = ("request", "messages", "tools", "prompt", "choices")
 """Fields of free form, written by clients and endpoints."""
@@ -375,7 +375,7 @@ def _restored(
             if isinstance(error, KeyError):
                 fault = f"it continues event {error.args[0]!r}, which the log lacks"
             else:
-                fault = explain(error)
+                fault = first_fault(error)
             reason = f"event {event.id!r} is not a complete model call: {fault}"
             if bad is None:
                 raise DataError(f"{reason}; {_GO_ON}", path=str(path), line=_number(file, place)) from None

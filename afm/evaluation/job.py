@@ -21,7 +21,7 @@ from afm.datasets.published import rows_of
 from afm.datasets.readers import READERS
 from afm.datasets.row_files import SUFFIXES, data_files, published_rows
 from afm.datasets.schema import UNCLEAR_QUESTION, question_is_unclear
-from afm.errors import DataError, UsageError, exists_next_to, json_word, no_such_file, with_path
+from afm.errors import DataError, UsageError, exists_next_to, first_fault, json_word, no_such_file, with_path
 from afm.evaluation.agents import RowAgents, content_of, with_judge_text
 from afm.evaluation.benchmarks import BENCHMARKS, READ_AS_PUBLISHED
 from afm.evaluation.best_of import choose
@@ -98,8 +98,7 @@ def _task(row: Any, default: str, reader: str | None, data_source: str | None) -
     try:
         task = READERS[reader].read(row, default)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise DataError(first_fault(error)) from None
     except DataError as error:
         raise DataError(
             f"reader {reader!r}: {error.message}. `afm data prepare tasks FILE --reader {reader} -o TASKS.jsonl` drops "

@@ -23,7 +23,7 @@ import afm
 from afm.agents import AgentSpec, Limits, PromptSource, adapter_base, model_folder
 from afm.configuration import Settings, validated
 from afm.datasets import Task
-from afm.errors import DataError, without_password
+from afm.errors import DataError, first_fault, without_password
 from afm.evaluation.agents import Agents, RowAgents, describe_agent, describe_prompt, describe_row_agents
 from afm.evaluation.benchmarks import BENCHMARKS, PUBLISHED_REMARKS, published_scores
 from afm.evaluation.prices import Prices
@@ -245,9 +245,7 @@ def read_manifest(path: str | Path) -> RunManifest:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=str(path)) from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "file"
-        raise DataError(f"invalid manifest: {key}: {first['msg']}", path=str(path)) from None
+        raise DataError(f"invalid manifest: {first_fault(error, 'file')}", path=str(path)) from None
 
 
 def holds_episodes(output_dir: Path) -> bool:

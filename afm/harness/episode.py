@@ -37,6 +37,7 @@ from pydantic import Field, ValidationError, field_validator
 from afm.agents import AgentSpec
 from afm.configuration import Settings
 from afm.datasets import Task
+from afm.errors import first_fault
 from afm.harness.credit import MemberCredit
 from afm.harness.history import Sampled
 from afm.harness.jail import ORIGIN, HarnessJail
@@ -383,9 +384,7 @@ def _own_verdict(run: ProgramRun, session: Session) -> tuple[OwnVerdict, str]:
     try:
         own = OwnVerdict.model_validate_json(run.verdict)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the object"
-        return reported, f"the verdict file (AFM_VERDICT) is invalid: {where}: {first['msg']}"
+        return reported, f"the verdict file (AFM_VERDICT) is invalid: {first_fault(error)}"
     return own if own.score is not None else own.model_copy(update={"score": session.reward}), ""
 
 

@@ -32,7 +32,7 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from afm.endpoints.chat import EndpointSettings
 from afm.endpoints.connections import Connections, base_url
-from afm.errors import AfmError, EngineError, MissingExtraError
+from afm.errors import AfmError, EngineError, MissingExtraError, first_fault
 from afm.harness.chat_api import AnswerStream, ChatBody, CompletionBody, event
 from afm.harness.history import Sampled
 from afm.harness.messages_api import MessagesBody
@@ -97,7 +97,7 @@ class HarnessApp:
         except RequestRefusedError as error:
             await _answer(send, _error(error.code, str(error)), error.status)
         except ValidationError as error:
-            await _answer(send, _error("request", first_mistake(error)), 400)
+            await _answer(send, _error("request", first_fault(error, "body")), 400)
         except EngineError as error:
             await _answer(send, _error("engine", str(error)), 502)
         except AfmError as error:
@@ -336,12 +336,6 @@ def _models(session: Session) -> dict[str, Any]:
     model = session.model
     row = {"id": model.name, "object": "model", "max_model_len": model.context_tokens}
     return {"object": "list", "data": [row]}
-
-
-def first_mistake(error: ValidationError) -> str:
-    """Describe the first mistake in a request: its place and the expected value."""
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from typing import Any, SupportsFloat, cast
 from pydantic import Field, model_validator
 
 from afm.configuration import Settings, read_mapping, validated
-from afm.errors import AfmError, ConfigError, RepeatedErrors, code_place, suggestion
-from afm.plugins import fault_of, import_class
+from afm.errors import AfmError, ConfigError, RepeatedErrors, suggestion
+from afm.plugins import code_place, fault_of, import_class
 from afm.rewards.base import (
     CORRECT,
     DEFAULT_FORMULA,

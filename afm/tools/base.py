@@ -18,7 +18,8 @@ from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 from pydantic import Field, field_validator
 
 from afm.configuration import Settings
-from afm.errors import OwnCodeError, code_place
+from afm.errors import OwnCodeError
+from afm.plugins import code_place
 from afm.sandbox import Sandbox
 
 SharedT = TypeVar("SharedT")

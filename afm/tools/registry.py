@@ -22,9 +22,9 @@ from pydantic import Field, field_validator
 
 from afm.agents import AgentSpec
 from afm.configuration import Settings, read_mapping, validated
-from afm.errors import AfmError, BadArgumentError, ConfigError, Fault, TrajectoryError, code_place, suggestion
+from afm.errors import AfmError, BadArgumentError, ConfigError, Fault, TrajectoryError, suggestion
 from afm.file_kinds import configs_folder
-from afm.plugins import import_module_of, own_code_error
+from afm.plugins import code_place, import_module_of, own_code_error
 from afm.tools.base import ConfiguredTool, ReadingTool, Tool, ToolContext, ToolSchema, TrustedTool
 from afm.tools.cassette import Cassette, CassetteSettings, CassetteTool, Mode, OnMiss, tool_version
 from afm.trajectory.tags import Segment, SplitText, split

@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import httpx
 from pydantic import Field, TypeAdapter, ValidationError
@@ -17,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from afm.configuration import Settings
 from afm.endpoints.connections import Replicas, environment_key, server_address
 from afm.endpoints.pace import pause_s
-from afm.errors import ConfigError, DataError, SandboxError
+from afm.errors import ConfigError, DataError, SandboxError, first_fault
 from afm.sandbox import RunResult, SandboxLimits
 from afm.tools.web_tool import (
     LONGEST_PAUSE_S,
@@ -150,11 +149,8 @@ class RemoteSandbox:
         try:
             return _RESULT.validate_json(response.content)
         except ValidationError as error:
-            fault: Any = error.errors(include_url=False, include_input=False)[0]
-            reason = f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}"
-            raise RequestFailedError(
-                f"its answer is not the result of a run: {reason}", lasting=True
-            ) from None
+            reason = f"its answer is not the result of a run: {first_fault(error, 'body')}"
+            raise RequestFailedError(reason, lasting=True) from None
 
 
 def remote_sandbox(urls: Sequence[str]) -> RemoteSandbox:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from afm.errors import DataError, json_word, utf8_advice, with_path
+from afm.errors import DataError, fault_words, json_word, utf8_advice, with_path
 from afm.runs.journal import Journal
 from afm.trajectory.record import Record
 
@@ -147,13 +147,9 @@ def explain(error: ValidationError, path: str | Path = "FILE") -> str:
         shown = f"an object with {', '.join(sorted(row)[:6])}" if isinstance(row, dict) else json_word(row)
         return f"got {shown}, expected a trajectory record; {convert_advice(path, row)}"
     key = ".".join(str(part) for part in first["loc"]) or "row"
-    expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    expected = re.sub("a valid (tuple|array)", "a list", expected)
-    fault = f"got {repr(first['input'])[:80]}, expected {expected}"
-    fault = {"missing": "missing, but required", "extra_forbidden": _UNKNOWN_KEY}.get(first["type"], fault)
     others = error.error_count() - 1
     more = f" (and {others} more fault{'s' if others > 1 else ''})" if others else ""
-    return f"{key}: {fault}{more}"
+    return f"{key}: {fault_words(first, _UNKNOWN_KEY)}{more}"
 
 
 _UNKNOWN_KEY = "unknown key; keys of your own go into `provenance`"

@@ -35,7 +35,7 @@ from starlette.routing import Route
 
 from afm.distill.model_calls import CallLog, Label, message_text
 from afm.endpoints.connections import HttpClients
-from afm.errors import DataError
+from afm.errors import DataError, first_fault
 from tool_servers.gateway.exchange import (
     Blackout,
     Desk,
@@ -48,7 +48,7 @@ from tool_servers.gateway.exchange import (
 )
 from tool_servers.gateway.settings import GatewaySettings, UpstreamRoute, open_routes
 from tool_servers.shared.command import Launch, NotSetUpError
-from tool_servers.shared.endpoint import Endpoint, RefusalError, explained
+from tool_servers.shared.endpoint import Endpoint, RefusalError
 from tool_servers.shared.serve import ServedApp
 
 _LOG = Path("runs/gateway/events.jsonl")
@@ -110,7 +110,7 @@ def label_of(
     try:
         label = Label.model_validate(names)
     except ValidationError as error:
-        raise DataError(explained(error)) from None
+        raise DataError(first_fault(error, "body")) from None
     if _HIDDEN.search(label.task + label.agent):
         raise DataError("task or agent: contains control characters, expected a name")
     return label

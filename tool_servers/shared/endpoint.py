@@ -40,7 +40,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive
 
-from afm.errors import DataError
+from afm.errors import DataError, first_fault
 from tool_servers.shared.command import ServerSettings
 from tool_servers.shared.upstream import Trouble, UpstreamError
 
@@ -302,7 +302,7 @@ class Endpoint:
             try:
                 parsed = parse(request, body)
             except ValidationError as error:
-                raise RefusalError(400, "request", explained(error)) from None
+                raise RefusalError(400, "request", first_fault(error, "body")) from None
             answer = await while_connected(request.receive, self._placed(work, parsed))
         return answer if isinstance(answer, Response) else JSONResponse(answer)
 
@@ -363,12 +363,6 @@ class TimedRequest(BaseModel):
 def json_body(model: type[ModelT]) -> Callable[[Request, bytes], ModelT]:
     """Return a parser of JSON bodies of type ``model``."""
     return lambda _, body: model.model_validate_json(body)
-
-
-def explained(error: ValidationError) -> str:
-    """Return the first error of a request: the field, and what was expected."""
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
 
 
 def gauge(name: str, text: str, value: Callable[[], float]) -> Gauge:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from afm.configuration import Settings
-from afm.errors import DataError
+from afm.errors import DataError, first_fault
 from afm.runs.atomic import replace_text
 from tool_servers.wiki_search.corpus import OFFSETS, STORE, CorpusPassage
 
@@ -100,9 +100,7 @@ def read_manifest(folder: Path) -> IndexManifest | None:
     try:
         return IndexManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{where}: {first['msg']}; build the index again", path=str(path)) from None
+        raise DataError(f"{first_fault(error)}; build the index again", path=str(path)) from None
 
 
 def checked_manifest(folder: Path, *, whole: bool = False) -> IndexManifest:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from afm.configuration import Settings, read_file, validated
-from afm.distill.event_log import ESTIMATED, TOKENS, Recorder, explain
+from afm.distill.event_log import ESTIMATED, TOKENS, Recorder
 from afm.distill.model_team.settings import TeacherEndpoint, TeacherSettings, TeamModel
 from afm.endpoints.budget import Budget
 from afm.endpoints.chat import CallReport, ChatEndpoint, objects_in, without_reasoning
-from afm.errors import BudgetSpentError, ConfigError, EngineError
+from afm.errors import BudgetSpentError, ConfigError, EngineError, first_fault
 from afm.settings import load_settings
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def read_reply_as(kind: type[ReplyT], text: str) -> ReplyT:
         try:
             replies.append(kind.model_validate(data))
         except ValidationError as error:
-            problem = explain(error)[:_SHOWN]
+            problem = first_fault(error)[:_SHOWN]
     if not replies:
         raise ValueError(problem)
     for reply in replies:
