@@ -35,11 +35,11 @@ class UsageError(AfmError, ValueError):
     command = ""
 
     def described(self) -> str:
-        """Return the message after the command, and where its help is."""
+        """Return the message after the command. If it ends with no command, it says where the help is."""
         text = str(self)
-        if not self.command or "--help" in text:
-            return f"{self.command}: {text}".removeprefix(": ")
-        return f"{self.command}: {text}{'' if text.endswith('?') else ';'} see {self.command} --help"
+        help_advice = f"{'' if text.endswith('?') else ';'} see {self.command} --help"
+        says_command = not self.command or re.search(r"(?<!`)\bafm [a-z]|--help", text)
+        return f"{self.command}: {text}{'' if says_command else help_advice}".removeprefix(": ")
 
 
 class DataError(AfmError, ValueError):
@@ -235,6 +235,7 @@ def expectation(message: str) -> str:
     """Return what a message of Pydantic expects, in the words of :func:`json_word`."""
     opening = r"^(Value error, |Input |String |List |Tuple |Dictionary )?(should )?(be |have )?(expected )?"
     text = re.sub(rf"{opening}|, unable to .*|, got a number .*| after validation, not .*", "", message)
+    text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     kind = re.match(r"a valid (\w+)|None$", text)
     return _EXPECTED.get(kind[1] or "None", text.replace("valid ", "", 1)) if kind else text
 
@@ -249,27 +250,25 @@ _EXPECTED = {
 }
 
 
-def fault_words(details: Mapping[str, Any], unknown: str = "unknown key") -> str:
+def fault_words(fault: Mapping[str, Any], unknown: str = "unknown key") -> str:
     """Return a fault that Pydantic found, such as ``got 'x' (text), expected a whole number``."""
-    kind, message = str(details["type"]), str(details["msg"]).removeprefix("Value error, ")
-    if kind in (
-        whole := {"missing": "missing, but required", "extra_forbidden": unknown, "json_invalid": message}
-    ):
-        return whole[kind]
-    if kind == "value_error" and (message.startswith("got ") or not details["loc"]):
+    kind, message, value = fault["type"], str(fault["msg"]).removeprefix("Value error, "), fault["input"]
+    if kind == "json_invalid" or (kind == "value_error" and (message.startswith("got ") or not fault["loc"])):
         return message
+    if kind in ("missing", "extra_forbidden"):
+        return "missing, but required" if kind == "missing" else unknown
     try:
-        given = without_password(repr(details["input"]))
+        shown = without_password(repr(value))
     except ValueError:  # Python does not print integers of more than 4,300 digits
-        given = "a number of thousands of digits"
-    shown = given if len(given) <= 80 else f"{given[:77]}..."
-    return f"got {shown} ({json_word(details['input'])}), expected {expectation(message)}"
+        shown = "a number of thousands of digits"
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return f"got {shown} ({json_word(value)}), expected {expectation(message)}"
 
 
 def first_fault(error: Any, whole: str = "the object") -> str:
     """Return the first fault of a ``pydantic.ValidationError`` with its key. ``whole`` stands for an empty key."""
-    details = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, details['loc'])) or whole}: {fault_words(details)}"
+    fault = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, fault['loc'])) or whole}: {fault_words(fault)}"
 
 
 def _kind(name: str) -> str:

@@ -157,9 +157,11 @@ def test_an_agent_is_loaded_from_the_folder_of_its_model(tmp_path: Path) -> None
 
 
 def test_wrong_values_are_errors_of_the_framework_that_say_what_was_expected() -> None:
-    with pytest.raises(AfmError, match=r"task: id: missing; expected Task\(id=\.\.\., question=\.\.\.\)"):
+    with pytest.raises(
+        AfmError, match=r"task: id: missing, but required; expected Task\(id=\.\.\., question=\.\.\.\)"
+    ):
         afm.Task(question="")
-    with pytest.raises(AfmError, match="task: question: got '', string should have at least 1 character"):
+    with pytest.raises(AfmError, match=r"task: question: got '' \(text\), expected at least 1 character"):
         afm.Task(id="1", question="")
     with pytest.raises(AfmError, match="got int, expected the text of a response"):
         afm.parse(5, afm.load_agent("math"))

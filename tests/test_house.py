@@ -52,10 +52,11 @@ def figures() -> object:
 # 90 lines for logs: commands that an error advises, agents next to the rows, thoughts in the prompt, settings that differ;
 # 230 lines for the stumbles that three walks left: dry runs of reinforcement, own tools and rewards, logs, kinds of YAML;
 # 130 lines for dry runs that find what the doctor finds, LoRA targets, one token of Ray, and runs that learned little;
-# 150 lines for updates of LangGraph, keys that occur twice, words of JSON, and findings on tools beside an agent.
+# 150 lines for updates of LangGraph, keys that occur twice, words of JSON, and findings on tools beside an agent;
+# 100 lines for lists that fit a terminal, the doctor's checks of rewards and teams, and model cards with facts.
 WALLS = {
     "files": 358,
-    "lines": 88_280,
+    "lines": 88_380,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

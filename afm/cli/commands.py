@@ -281,17 +281,18 @@ def _print_usage_error(error: Any) -> None:
         text = re.sub(pattern, words, text, flags=re.IGNORECASE | re.DOTALL)
     if context and (absent := getattr(error, "option_name", None)) and text.startswith("No such option"):
         text = f"no such option: {absent}{_near_option(absent, context.command.params)}"
+    absent = re.fullmatch(r"No such command '(.*)'", text)
+    if context and absent and (known := list(getattr(context.command, "commands", {}))):
+        text += f"; {suggestion(absent[1], known)}"
     argument = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     for each in () if context is None else context.command.params:
         if each.name == argument and each.param_type_name == "argument":
-            text = (
-                f"no such option: {error.option_name}; give {each.metavar} without it: {place} {each.metavar}"
-            )
+            text = f"no such option: {error.option_name}; give {each.metavar} without it: `{place} {each.metavar}`"
     if parameter and text.find(": Input should ") > 0 and (values := _typed_values(parameter.opts)):
         text = text.replace(": Input should ", f" {values[-1]}: should ")
     text = re.sub(r"\(env var: '(\w+)'\)", r"(\1)", text)
     text = re.sub(r"\((\w+)\): Input ", lambda found: f"({found[1]}) {os.environ.get(found[1])}: ", text)
-    text = re.sub("should be (a valid .*)", lambda found: f"should be {expectation(found[1])}", text)
+    text = re.sub("should be (.*)", lambda found: f"should be {expectation(found[1])}", text)
     meaning = (getattr(parameter, "help", None) or "").replace("\\[", "[")
     meaning = re.split(r"\. |\.$| \[default", meaning, maxsplit=1)[0]
     meaning = meaning if meaning[1:2].isupper() else meaning[:1].lower() + meaning[1:]

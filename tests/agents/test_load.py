@@ -58,7 +58,7 @@ def test_path_object_is_never_taken_for_a_shipped_name(
         ("extends: math\nlimits: {max_turn: 3}", "limits.max_turn: unknown key; did you mean 'max_turns'?"),
         (
             "extends: math\nlimits: {max_turns: many}",
-            "limits.max_turns: got 'many' (text), expected a valid integer",
+            "limits.max_turns: got 'many' (text), expected a whole number",
         ),
         ("roles: {answer: {kind: answer}}\ntransitions: {start: [answer]}", "name: missing, but required"),
         (

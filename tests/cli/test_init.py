@@ -162,7 +162,7 @@ def test_a_reward_yaml_that_was_not_given_is_named_with_the_command(tmp_path: Pa
         "task 'train-2': no built-in reward for data_source 'weekdays', but task/rewards.yaml has one; run: "
     )
     command_line = f"afm {shlex.join(words)} --rewards task/rewards.yaml"
-    assert done.stderr == f"error: {fault}{command_line}\n"
+    assert done.stderr == f"error: afm data distill: {fault}{command_line}\n"
     scored = afm(tmp_path, "reward", "task/responses.jsonl", "--agent", "task/agent.yaml")
     assert "but task/rewards.yaml has one; run: afm reward task/responses.jsonl " in scored.stdout
 

@@ -165,7 +165,7 @@ def test_the_shipped_selections_are_those_of_the_paper():
     assert math_ == code.model_copy(update={"agent": "math", "ability": "math"})
     with pytest.raises(ConfigError, match=r"web_agent_sft\.json: no such file, so overlap"):
         shipped("web")
-    with pytest.raises(AfmError, match="expected less than or equal to 86400"):  # as the endpoint expects
+    with pytest.raises(AfmError, match="expected at most 86400"):  # as the endpoint expects
         shipped("qa", "timeout_s=1.0e+6")
 
 

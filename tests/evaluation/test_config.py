@@ -53,7 +53,7 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
         (MINIMAL + "samplng: {}\n", [], r"eval.yaml: samplng: unknown key; did you mean 'sampling'\?"),
         (MINIMAL, ["sampling.topp=1"], r"'sampling.topp=1': sampling.topp: .* 'top_p'\?"),
         (MINIMAL, ["limits.max_turn=1"], r"'max_turn' is unknown; did you mean 'max_turns'\?"),
-        (MINIMAL, ["rounds=0"], r"override 'rounds=0': rounds: got 0 \(number\), expected greater than"),
+        (MINIMAL, ["rounds=0"], r"override 'rounds=0': rounds: got 0 \(number\), expected at least 1"),
         (MINIMAL, ["rounds"], "'rounds': expected key=value"),
         (MINIMAL, ["benchmark=browscomp"], "the name of a benchmark; did you mean 'browsecomp'"),
         (MODELLESS, ["modle=m"], r"'modle=m': modle: unknown key; did you mean 'model'\?"),

@@ -283,7 +283,7 @@ def test_null_for_a_checkpoint_is_no_checkpoint(config):
         ("template=5", "template: got 5, expected a text"),
         ("deepspeed=[1]", r"deepspeed: got \[1\], expected a mapping or a text"),
         ("dataset={}", "dataset: got {}, expected a text or a list"),
-        ("agent=5", r"agent: got 5 \(number\), expected a valid string"),
+        ("agent=5", r"agent: got 5 \(number\), expected text"),
         ("xyzzy=1", "override 'xyzzy=1': unknown key 'xyzzy'; see LLaMA-Factory's"),
         ("model=a", "override 'model=a': unknown key 'model'; write model_name_or_path=DIR"),
         ("batch_size=4", "unknown key 'batch_size'; write per_device_train_batch_size=1"),

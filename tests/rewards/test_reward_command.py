@@ -58,7 +58,7 @@ def test_a_row_may_name_its_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (row("204", agent=["math"]), "agent: got ['math'] (list), expected a valid string"),
+        (row("204", agent=["math"]), "agent: got ['math'] (list), expected text"),
         ("{", "invalid JSON"),
         ("[1]", "got list, expected an object"),
         (

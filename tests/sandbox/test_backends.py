@@ -21,7 +21,7 @@ from afm.sandbox.interpreter import Identity, find_interpreter
     ("values", "message"),
     [
         ({"wal_s": 3}, "wal_s: unknown key; did you mean 'wall_s'"),
-        ({"cpu_s": 2.5}, "cpu_s: got 2.5 .*expected a valid integer"),
+        ({"cpu_s": 2.5}, "cpu_s: got 2.5 .*expected a whole number"),
         ({"wall_s": float("nan")}, "wall_s: got nan .*expected a finite number"),
         ({"cpu_s": 10**5000}, "cpu_s: got a number of thousands of digits"),
     ],

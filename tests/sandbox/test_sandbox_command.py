@@ -57,7 +57,7 @@ def test_a_closed_standard_input_holds_no_program() -> None:
     words = f"{shlex.quote(sys.executable)} -m afm.cli.main sandbox run <&-"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: no program on standard input; try: echo ")
+    assert done.stderr.startswith("error: afm sandbox run: no program on standard input; try: echo ")
 
 
 @pytest.mark.slow

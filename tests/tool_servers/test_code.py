@@ -61,10 +61,10 @@ def raw(server: Any, content: Any) -> httpx.Response:
 
 WRONG: list[tuple[bytes, str]] = [
     (b"{", "Invalid JSON"),
-    (b"{}", "code: Field required"),
-    (b'{"code": "1", "cod": "1"}', "cod: Extra inputs are not permitted"),
+    (b"{}", "code: missing, but required"),
+    (b'{"code": "1", "cod": "1"}', "cod: unknown key"),
     (b'{"code": "1", "limits": {"wal_s": 1}}', "wal_s: unknown key; did you mean 'wall_s'"),
-    (b'{"code": "1", "limits": {"cpu_s": 1.5}}', "cpu_s: got 1.5 (number), expected a valid integer"),
+    (b'{"code": "1", "limits": {"cpu_s": 1.5}}', "cpu_s: got 1.5 (number), expected a whole number"),
     *(
         (b'{"code": "1", "limits": {"wall_s": %b}}' % value, "wall_s")  # not a valid duration
         for value in (b"NaN", b"Infinity", b"1e999", b"-1", b"1" + b"0" * 400)

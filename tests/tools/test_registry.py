@@ -142,6 +142,6 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"my tools\.yaml: no such file"):
         load_tools(path)
     path.write_text("tools:\n- class_name: 3\n  tool_schema: {function: {name: x}}", encoding="utf-8")
-    message = r"my tools\.yaml: tools\[0\]\.class_name: got 3 \(number\), expected a"
+    message = r"my tools\.yaml: tools\[0\]\.class_name: got 3 \(number\), expected text"
     with pytest.raises(ConfigError, match=message):
         load_tools(path)

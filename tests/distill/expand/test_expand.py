@@ -64,7 +64,7 @@ async def test_a_solver_that_replies_in_another_form_is_asked_again_and_proves_n
     await expanded(tmp_path / "corpus.jsonl", tmp_path / "out", 1)
 
     [reason] = rejected(tmp_path / "out")
-    assert reason == "solver: no usable reply in 3 attempts, the last one: answer: Field required"
+    assert reason == "solver: no usable reply in 3 attempts, the last one: answer: missing, but required"
 
 
 @pytest.mark.parametrize(("reply", "read"), [('""', ""), ("null", ""), ("1702", "1702"), ('"x"', "x")])
