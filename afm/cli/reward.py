@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -112,6 +113,8 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
     from afm.rewards import load_reward
     from afm.rewards.base import in_order
 
+    log = logging.getLogger("afm.rewards")
+    log.setLevel(logging.ERROR)  # each row says below why it has no score
     judge, repeats = load_reward(rewards), RepeatedErrors()
     counts: Counter[str] = Counter()
 
@@ -137,6 +140,7 @@ async def _judge_file(file: Path, agent: str, rewards: Path | None, as_json: boo
                 elif not isinstance(result, AfmError) or repeats.is_new(result):
                     print(_as_text(file, number, word, result), flush=True)
     finally:
+        log.setLevel(logging.NOTSET)
         await judge.close()
     for line in [] if as_json else repeats.rest():
         print(line)
