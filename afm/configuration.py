@@ -226,8 +226,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
         try:
             value = parse_yaml(text)
         except (yaml.YAMLError, ConfigError) as error:
-            why = " ".join(str(error).split())
-            raise UsageError(f"override {override!r}: the value is not YAML: {why}") from None
+            problem = getattr(error, "problem", None) or " ".join(str(error).split())
+            raise UsageError(f"override {override!r}: the value is not YAML: {problem}") from None
         *parents, last = key.split(".")
         level = data
         for parent in parents:

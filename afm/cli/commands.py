@@ -194,7 +194,21 @@ def _correct_help(command: Any) -> None:
         _refuse_values(parameter)
     help_option = command.get_help_option
     command.get_help_option = lambda context: _shorten_type(help_option(context))
-    invoke = command.invoke
+    _name_in_errors(command)
+    for below in getattr(command, "commands", {}).values():
+        _correct_help(below)
+
+
+def _name_in_errors(command: Any) -> None:
+    """Let usage errors name the command in which they were raised."""
+    make, invoke = command.make_context, command.invoke
+
+    def make_named(name: str, words: list[str], parent: Any = None, **extra: Any) -> Any:
+        try:
+            return make(name, words, parent=parent, **extra)
+        except UsageError as error:
+            error.command = error.command or f"{parent.command_path if parent else ''} {name}".strip()
+            raise
 
     def invoke_named(context: Any) -> Any:
         try:
@@ -203,9 +217,7 @@ def _correct_help(command: Any) -> None:
             error.command = error.command or context.command_path
             raise
 
-    command.invoke = invoke_named
-    for below in getattr(command, "commands", {}).values():
-        _correct_help(below)
+    command.make_context, command.invoke = make_named, invoke_named
 
 
 _TYPES = {

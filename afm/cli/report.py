@@ -102,7 +102,7 @@ def view(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            help="Write a static folder to share, without secrets, and start no server [default: start a server].",
+            help="Folder to write: static pages to share, without secrets. No server starts [default: start a server].",
             file_okay=False,
         ),
     ] = None,
