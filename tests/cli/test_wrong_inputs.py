@@ -880,7 +880,7 @@ def test_a_wrong_input_gets_one_message_that_helps(
     for part in parts:
         assert part.replace("{T}", str(folder)) in output, output
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert status != 2 or (errors and errors[0].startswith("error: afm ")), output
+    assert status != 2 or (errors and errors[0].startswith(("error: afm ", "error: afm:"))), output
     reported = all(line.startswith("checking: ") for line in done.stderr.splitlines())  # by afm doctor
     assert len(errors) == 1 or (reported and status == 1), output
 
