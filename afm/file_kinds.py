@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -81,30 +84,33 @@ CODE_SERVER_FILE = _server(
     "code server settings",
     "sandbox max_limits max_request_bytes max_held_bytes backend python binds packages warm",
 )
+REWARD_FILE = _kind(
+    "a reward",
+    "reward settings",
+    "formula by_source exact_match text_match code_tests overlong judge",
+    "name it in a run: afm rl RL.yaml rewards=FILE, or try it: afm reward ROWS.jsonl --rewards FILE",
+)
+FILTER_FILE = _kind(
+    "a list of filters",
+    "filter settings",
+    "stages",
+    "run afm data filter ROWS.jsonl --config FILE --output-dir DIR",
+)
+TEAM_FILE = _kind(
+    "a team",
+    "a team",
+    "members tool_agents replan reflect accept_score class_name config",
+    "run afm data distill TASKS.jsonl --team FILE --output-dir DIR",
+)
 FILE_KINDS = (
     SFT_FILE,
     RL_FILE,
     EVAL_FILE,
     TOOLS_FILE,
     AGENT_FILE,
-    _kind(
-        "a reward",
-        "reward settings",
-        "formula by_source exact_match text_match code_tests overlong judge",
-        "name it in a run: afm rl RL.yaml rewards=FILE, or try it: afm reward ROWS.jsonl --rewards FILE",
-    ),
-    _kind(
-        "a list of filters",
-        "filter settings",
-        "stages",
-        "run afm data filter ROWS.jsonl --config FILE --output-dir DIR",
-    ),
-    _kind(
-        "a team",
-        "a team",
-        "members tool_agents replan reflect accept_score class_name config",
-        "run afm data distill TASKS.jsonl --team FILE --output-dir DIR",
-    ),
+    REWARD_FILE,
+    FILTER_FILE,
+    TEAM_FILE,
     _kind(
         "an `afm data queries` file",
         "a selection of queries",
@@ -139,6 +145,33 @@ FILE_KINDS = (
 )
 """Every kind of YAML. ``tests/cli/test_wrong_inputs.py`` compares them with the files in ``configs``."""
 
+_SCORE = "reward responses.jsonl --agent agent.yaml --rewards rewards.yaml"
+_DISTILL = "data distill questions/train.csv --team team.yaml --rewards rewards.yaml --output-dir runs/team"
+_FILTER = (
+    "data filter runs/team/trajectories.jsonl --config filters.yaml --agent agent.yaml --output-dir runs/kept"
+)
+_STARTER = {
+    TOOLS_FILE: ("tools.yaml", _SCORE),
+    REWARD_FILE: ("rewards.yaml", _SCORE),
+    AGENT_FILE: ("agent.yaml", _DISTILL),
+    TEAM_FILE: ("team.yaml", _DISTILL),
+    FILTER_FILE: ("filters.yaml", _FILTER),
+}
+"""The files of the starter of ``afm init`` and the next command of its README. A test compares both."""
+
+
+def starter_command(kind: FileKind, config: Path, command: str) -> str:
+    """Return the next command of the starter that a file belongs to; empty for other files."""
+    name, words = _STARTER.get(kind, ("", ""))
+    folder = config.parent
+    if config.name != name or not (folder / "responses.jsonl").is_file():
+        return ""
+    read = [word for word in words.partition(" --output-dir")[0].split() if Path(word).suffix]
+    if not all((folder / word).is_file() for word in read):
+        words = _DISTILL if kind is FILTER_FILE else ""
+    place = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    return f"{place}{command} {words}" if words else ""
+
 
 def kind_of(data: Mapping[str, Any]) -> FileKind | None:
     """Return the kind to which most keys belong, or ``None`` if no key does, or two kinds tie."""
@@ -156,3 +189,22 @@ def configs_folder() -> Path:
         if (base / "configs/tiny").is_dir():
             return base / "configs"
     raise ConfigError("no configs folder found; run this inside a checkout of the project")
+
+
+def shipped_near(absent: str, *folders: str) -> str:
+    """Return a question in brackets that names the shipped YAMLs called after an absent file, or nearly so; empty without any.
+
+    Args:
+        folders: Folders of ``configs`` in which to look. Files for this computer (``tiny``) come first.
+    """
+    stem, near = Path(absent).name.removesuffix(".yaml").removesuffix(".yml"), list[Path]()
+    with suppress(ConfigError):
+        places = [[configs_folder() / base / folder for base in ("tiny", "")] for folder in folders]
+        for bases in places:
+            named = [
+                sorted(base.glob(f"{stem}.yaml")) or sorted(base.glob(f"{stem}*.yaml")) for base in bases
+            ]
+            near += next(filter(None, named), [])[:3]
+        files = {file.stem: file for bases in places for base in bases[::-1] for file in base.glob("*.yaml")}
+        near = near or [files[name] for name in get_close_matches(stem, files, n=1)]
+    return f" (did you mean {' or '.join(map(os.path.relpath, near))}?)" if near else ""

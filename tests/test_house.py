@@ -53,10 +53,11 @@ def figures() -> object:
 # 230 lines for the stumbles that three walks left: dry runs of reinforcement, own tools and rewards, logs, kinds of YAML;
 # 130 lines for dry runs that find what the doctor finds, LoRA targets, one token of Ray, and runs that learned little;
 # 150 lines for updates of LangGraph, keys that occur twice, words of JSON, and findings on tools beside an agent;
-# 100 lines for lists that fit a terminal, the doctor's checks of rewards and teams, and model cards with facts.
+# 100 lines for lists that fit a terminal, the doctor's checks of rewards and teams, and model cards with facts;
+# 100 lines for rewards, teams and filters in `afm doctor`, and shipped files that a typed name meant.
 WALLS = {
     "files": 358,
-    "lines": 88_380,
+    "lines": 88_480,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import pairwise
@@ -19,7 +18,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from afm import __version__
 from afm.cli.options import FOREIGN_OPTIONS
-from afm.errors import ConfigError, UsageError, expectation, no_such_file, suggestion
+from afm.errors import UsageError, expectation, no_such_file, suggestion
+from afm.file_kinds import shipped_near
 
 _STYLE = re.compile(r"\[(?=[a-z#/@])")
 """Text that Typer reads as a style. A backslash before it keeps it."""
@@ -316,7 +316,8 @@ def _print_usage_error(error: Any) -> None:
         shipped := re.search(r"configs/(?!tools|rewards)(?:tiny/)?(\w+)", meaning)
     ):
         expected += f" (`afm list {'benchmarks' if shipped[1] == 'eval' else 'recipes'}` prints the paths)"
-        text += _recipe_of(shipped[1], text)
+        if absent := re.search(r"CONFIG (\S+): no such file$", text):
+            text += shipped_near(absent[1], shipped[1])
     text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
     usage = UsageError(text + expected)
     usage.command = place
@@ -330,22 +331,6 @@ def _near_option(typed: str, parameters: Iterable[Any]) -> str:
     near = [word for word in words if word.startswith(name) or name.startswith(word)]
     near = near or get_close_matches(name, words, n=1)
     return f"; did you mean {', '.join(f'--{word}' for word in near)}?" if near else ""
-
-
-def _recipe_of(command: str, text: str) -> str:
-    """Name the shipped YAML that an absent file is called after, or the nearest one."""
-    from afm.file_kinds import configs_folder
-
-    absent = re.search(r"CONFIG (\S+): no such file$", text)
-    with suppress(ConfigError):
-        files = {
-            file.stem: file
-            for place in (f"tiny/{command}", command)
-            for file in (configs_folder() / place).glob("*.yaml")
-        }
-        if absent and (close := get_close_matches(Path(absent[1]).stem, files, n=1)):
-            return f" (did you mean {os.path.relpath(files[close[0]])}?)"
-    return ""
 
 
 def _rows_in(folder: str) -> str:

@@ -84,7 +84,7 @@ def distill(
     if overrides and team is None:
         raise UsageError(f"{overrides[0]!r}: overrides change the file of --team; give one: --team FILE")
     view = ProgressView()
-    opened = _team(team, agent, tools, seed, overrides or ())
+    opened = opened_team(team, agent, tools, seed, overrides or ())
     try:
         summary = asyncio.run(
             _distill(tasks, output_dir, opened, seed, max_parallel, rewards, view.update, team)
@@ -161,7 +161,7 @@ async def _distill(
 
 
 @asynccontextmanager
-async def _team(
+async def opened_team(
     file: Path | None, agent: str | None, tools_file: Path | None, seed: int, overrides: Sequence[str]
 ) -> AsyncIterator[_Opened]:
     """Yield the team, its agent, its tools and the files behind their digests, and close them at the end."""

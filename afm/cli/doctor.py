@@ -20,13 +20,18 @@ from afm.file_kinds import (
     AGENT_FILE,
     CODE_SERVER_FILE,
     EVAL_FILE,
+    FILTER_FILE,
+    REWARD_FILE,
     RL_FILE,
     SFT_FILE,
+    TEAM_FILE,
     TOOLS_FILE,
     FileKind,
     kind_of,
+    shipped_near,
+    starter_command,
 )
-from afm.findings import Finding, Level, Report, failed
+from afm.findings import Finding, Level, Report, failed, has_gpu
 from afm.memory_arithmetic import hardware_from
 from afm.palette import terminal_style
 from afm.terminal import ProgressView, afm_command, plural, visible
@@ -35,10 +40,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_CHECKED = "YAML of a training run, an evaluation, tools, an agent, a reward, a team or filters"
+
+
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(help="YAML of a run, an evaluation, tools or an agent [default: this computer]."),
+        typer.Argument(help=f"{_CHECKED} [default: this computer]."),
     ] = None,
     overrides: Annotated[
         list[str] | None, overrides_argument("Overrides, as for `afm sft`, `afm rl` and `afm eval`.")
@@ -75,7 +83,7 @@ def doctor(
 
         _refuse_sizes(None, None, nodes, gpus, gpu_gib)
         findings, what = diagnose_machine(os.environ, report), "this computer"
-        command = f"{afm_command()} list recipes"
+        command = _first_command()
     else:
         what = str(config)
         try:
@@ -95,6 +103,15 @@ def doctor(
         print_table(findings, command)
     if failed(findings):
         raise typer.Exit(1)
+
+
+def _first_command() -> str:
+    """Return what a new user can do on this computer."""
+    if has_gpu():
+        return f"{afm_command()} list recipes"
+    if Path("runs/quickstart/rl").is_dir():
+        return f"{afm_command()} init my_task"
+    return "./quickstart.sh" if Path("quickstart.sh").is_file() else f"{afm_command()} quickstart"
 
 
 def _refuse_sizes(
@@ -144,15 +161,61 @@ def _diagnose(
             from afm.tools.health import diagnose_agent
 
             return diagnose_agent(config, overrides, report)
-        case _ if kind is CODE_SERVER_FILE:
-            return _diagnose_code_server(config, overrides, report)
+        case _ if kind is TEAM_FILE:
+            return _diagnose_team(config, overrides, report)
+        case _ if kind in (CODE_SERVER_FILE, REWARD_FILE, FILTER_FILE):
+            if overrides:
+                raise UsageError(f"{overrides[0]!r}: {config} is {kind.name}, which takes no overrides")
+            checks = {REWARD_FILE: _diagnose_reward, FILTER_FILE: _diagnose_filters}
+            return checks.get(kind, _diagnose_code_server)(config, report)
         case _:
             from afm.tools.health import diagnose as diagnose_tools
 
             return diagnose_tools(config, overrides, os.environ, report)
 
 
-def _diagnose_code_server(config: Path, overrides: Sequence[str], report: Report) -> list[Finding]:
+def _diagnose_reward(config: Path, report: Report) -> list[Finding]:
+    """Load a reward and import its scorers. Nothing is scored."""
+    from afm.rewards import load_reward
+
+    if reward := report.asked("reward", lambda: load_reward(config)):
+        own = ", ".join(f"{source}: {name}" for source, name in reward.settings.by_source.items())
+        text = f"formula {reward.settings.formula}; {own or 'the shipped scorers by data_source'}"
+        report.add(Finding(Level.OK, "reward", f"{text}. No answer was scored"))
+    return report.findings
+
+
+def _diagnose_team(config: Path, overrides: Sequence[str], report: Report) -> list[Finding]:
+    """Open a team and its tools as `afm data distill` does. No member is asked."""
+    from afm.cli.distill import opened_team
+
+    async def opened() -> None:
+        async with opened_team(config, None, None, 0, overrides) as (team, spec, tools, _):
+            report.add(Finding(Level.OK, "team", f"{team.name}, for agent {spec.name}. No member was asked"))
+            report.add(Finding(Level.OK, "tools", f"{', '.join(sorted(tools)) or 'none'}. None was called"))
+
+    report.asked("team", lambda: asyncio.run(opened()))
+    return report.findings
+
+
+def _diagnose_filters(config: Path, report: Report) -> list[Finding]:
+    """Load filters, and build them if their agent is known."""
+    from afm.agents import load_agent
+    from afm.distill.filters.registry import build_stages, load_plan
+
+    if plan := report.asked("filters", lambda: load_plan(config)):
+        text = ", ".join(stage.name for stage in plan.stages)
+        beside = config.with_name("agent.yaml")
+        if agent := plan.agent or (str(beside) if beside.is_file() else ""):
+            built = report.asked("filters", lambda: build_stages(plan, load_agent(agent)))
+            if built is None:
+                return report.findings
+            text += f", built for {agent}"
+        report.add(Finding(Level.OK, "filters", f"{text}. No row was filtered"))
+    return report.findings
+
+
+def _diagnose_code_server(config: Path, report: Report) -> list[Finding]:
     """Check the file of a code server, and run one program in its sandbox."""
     from afm.configuration import read_file
     from afm.sandbox import open_sandbox
@@ -161,8 +224,6 @@ def _diagnose_code_server(config: Path, overrides: Sequence[str], report: Report
     from afm.tools.health import tool_troubles
     from tool_servers.code import CodeServerSettings
 
-    if overrides:
-        raise UsageError(f"{overrides[0]!r}: {config} is {CODE_SERVER_FILE.name}, which takes no overrides")
     ours, inner = (set(kind.model_fields) for kind in (CodeServerSettings, SandboxSettings))
     if outside := sorted(set(read_file(config)) & (inner - ours)):
         text = f"{config}: {', '.join(outside)}: settings of the sandbox; write them under `sandbox:`"
@@ -181,6 +242,12 @@ def next_command(
     kind: FileKind, config: Path, overrides: Sequence[str], nodes: int | None, gpus: int | None
 ) -> str:
     """Return the command that uses a file in which no fault was found, on the nodes and GPUs that were checked."""
+    if starter := starter_command(kind, config, afm_command()):
+        return starter
+    if kind is REWARD_FILE:
+        return f"{afm_command()} reward --attack --rewards {shlex.quote(str(config))}"
+    if kind in (TEAM_FILE, FILTER_FILE):
+        return kind.use_of(config).removeprefix("run ").replace("afm", afm_command(), 1)
     if kind is TOOLS_FILE:
         beside = config.with_name("eval.yaml")
         recipe = shlex.quote(str(beside)) if beside.is_file() else "EVAL.yaml"
@@ -212,16 +279,17 @@ _SHARED = frozenset({"rewards", "limits"})
 
 
 def _kind_to_check(config: Path, overrides: Sequence[str]) -> FileKind:
-    """Return which of the six kinds a file is. Another kind, or two kinds, is an error."""
+    """Return the kind of a file. A kind that is not checked, or two kinds, is an error."""
     from afm.configuration import override_key, read_extended
 
     if not config.is_file():
         state = "is a folder" if config.is_dir() else no_such_file(config)
-        raise UsageError(
-            f"CONFIG {config}: {state}; expected: YAML of a training run, an evaluation, tools or an agent"
-        )
+        near = "" if config.is_dir() else shipped_near(str(config), "sft", "rl", "eval")
+        if near and ("(" not in state or not config.suffix):
+            state = f"no such file{near}"
+        raise UsageError(f"CONFIG {config}: {state}; expected: {_CHECKED}")
     other = _kind_through_bases(config)
-    if other in (AGENT_FILE, CODE_SERVER_FILE):
+    if other in (AGENT_FILE, CODE_SERVER_FILE, REWARD_FILE, TEAM_FILE, FILTER_FILE):
         return other
     if other is not None and other not in (RL_FILE, SFT_FILE, EVAL_FILE, TOOLS_FILE):
         raise ConfigError(

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from textwrap import TextWrapper
@@ -36,11 +37,6 @@ if TYPE_CHECKING:
     from afm.evaluation.paired import Savings
 
 
-def _is_file_name(word: str) -> bool:
-    """Return whether a word looks like a file and not like a command."""
-    return bool(Path(word).suffix) or "=" in word or Path(word).exists()
-
-
 class _RunUnlessNamed(TyperGroup):
     """``afm eval CONFIG`` is ``afm eval run CONFIG``."""
 
@@ -50,8 +46,10 @@ class _RunUnlessNamed(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {*self.commands, *self.get_help_option_names(ctx)}
-        if args and args[0] not in own and (args[0].startswith("-") or _is_file_name(args[0])):
-            args = ["run", *args]
+        if args and args[0] not in own:
+            word, near = args[0], get_close_matches(args[0], self.commands, cutoff=0.75)
+            if not near or word.startswith("-") or "=" in word or Path(word).suffix or Path(word).exists():
+                args = ["run", *args]  # else a command that was typed wrong
         return list(super().parse_args(ctx, args))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:

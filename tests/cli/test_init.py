@@ -46,6 +46,38 @@ def commands() -> list[list[str]]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("file", "seen", "fault"),
+    [
+        ("tools", "weekday", "weekday_tool.NoTool"),
+        ("agent", "weekday_agent", ""),
+        ("rewards", "weekdays: weekday_reward.SameDay", "weekday_reward.NoDay"),
+        ("team", "for agent weekday_agent", "team.NoTeam"),
+        ("filters", "format, quality, length, built for agent.yaml", "hop: 2"),
+    ],
+)
+def test_doctor_loads_each_file_and_names_the_next_command_of_the_readme(
+    tmp_path: Path, file: str, seen: str, fault: str
+) -> None:
+    afm(tmp_path, "init", "task")
+    trajectories = tmp_path / "task/runs/team/trajectories.jsonl"
+    trajectories.parent.mkdir(parents=True)
+    trajectories.touch()
+    done = afm(tmp_path / "task", "doctor", f"{file}.yaml")
+    following = done.stdout.splitlines()[-1].partition("; next: ")[2]
+    assert shlex.split(following.removeprefix(afm_command())) in commands()
+    assert seen in done.stdout
+    assert f"next: cd task && {following}" in afm(tmp_path, "doctor", f"task/{file}.yaml").stdout
+    yaml = tmp_path / f"task/{file}.yaml"
+    right = {
+        "filters": "max_hops: 2",
+        "tools": "weekday_tool.WeekdayTool",
+        "rewards": "weekday_reward.SameDay",
+    }
+    yaml.write_text(yaml.read_text().replace(right.get(file, "team.WeekdayTeam"), fault))
+    assert afm(tmp_path / "task", "doctor", yaml.name).returncode == (1 if fault else 0)
+
+
 def test_a_folder_with_files_is_refused_and_a_free_name_is_offered(tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     (tmp_path / "task/mine.txt").write_text("mine")

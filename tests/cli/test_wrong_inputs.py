@@ -40,6 +40,16 @@ TABLE: list[tuple[str, int, tuple[str, ...]]] = [
     ("serve cod", 2, ("no such command 'cod'", "did you mean 'code'?", "afm serve --help")),
     ("sft", 2, ("afm sft: missing argument 'CONFIG'", "expected: YAML of the run", "afm sft --help")),
     ("rl code_dapo_7b", 2, ("no such file (did you mean configs/rl/code_dapo_7b.yaml?)",)),
+    ("eval nope", 2, ("CONFIG nope: no such file", "(`afm list benchmarks` prints the paths)")),
+    ("eval aime", 2, ("did you mean configs/tiny/eval/aime24.yaml or configs/tiny/eval/aime25.yaml?",)),
+    (
+        "doctor gsm8k",
+        2,
+        (
+            "(did you mean configs/tiny/sft/gsm8k.yaml or configs/tiny/rl/gsm8k.yaml or configs/tiny/eval/gsm8k.yaml?)",
+            "see afm doctor --help",
+        ),
+    ),
     ("sft web_agent_qwen2.5_7b", 2, ("(did you mean configs/sft/web_agent_qwen2.5_7b.yaml?)",)),
     (
         "rl nope.yaml",
