@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
 from afm.cli.options import configs_folder
+from afm.errors import UsageError
 
-app = typer.Typer(
-    help="List the shipped agents, recipes, tools, rewards and benchmarks.", no_args_is_help=True
-)
+app = typer.Typer(help="List the shipped agents, recipes, tools, rewards and benchmarks.")
 
+Row = Mapping[str, Any]
 JsonRowsOption = Annotated[bool, typer.Option("--json", help="Print one JSON array, for scripts.")]
 _RECIPES = {
-    "sft": "afm sft",
-    "rl": "afm rl",
-    "tiny/sft": "afm sft",
-    "tiny/rl": "afm rl",
-    "distill": "afm data distill TASKS --output-dir DIR --team",
-    "filters": "afm data filter ROWS --output-dir DIR --config",
-    "queries": "afm data queries",
-    "expand": "afm data expand",
+    "tiny/sft": ("On a laptop", "afm sft"),
+    "tiny/rl": ("On a laptop", "afm rl"),
+    "sft": ("On GPUs", "afm sft"),
+    "rl": ("On GPUs", "afm rl"),
+    "distill": ("Data", "afm data distill TASKS --output-dir DIR --team"),
+    "filters": ("Data", "afm data filter ROWS --output-dir DIR --config"),
+    "queries": ("Data", "afm data queries"),
+    "expand": ("Data", "afm data expand"),
 }
-"""Folders of ``configs`` and the command that takes a file of each."""
+"""Folders of ``configs``, where a file of each is used, and the command that takes it."""
+
+
+@app.callback(invoke_without_command=True)
+def _lists(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise UsageError(
+            "expected agents, recipes, tools, rewards or benchmarks; for example afm list recipes"
+        )
 
 
 @app.command()
@@ -55,10 +68,16 @@ def recipes(as_json: JsonRowsOption = False) -> None:
     folder = configs_folder()
     rows = [
         {"recipe": f"{command} {_shown(file)}", "description": _purpose(file)}
-        for place, command in _RECIPES.items()
+        for place, (_, command) in _RECIPES.items()
         for file in sorted((folder / place).glob("*.yaml"))
     ]
-    _print(rows, as_json)
+
+    def grouped(row: Row) -> tuple[str, Row]:
+        command, _, file = row["recipe"].rpartition("/")
+        machine, _ = _RECIPES[command.rpartition("configs/")[2]]
+        return f"{machine}: {command}/FILE", {"file": file, "description": row["description"]}
+
+    _print(rows, as_json, grouped)
 
 
 @app.command()
@@ -67,7 +86,11 @@ def tools(as_json: JsonRowsOption = False) -> None:
 
     Use their files with `--tools`, or as `tools:` in a YAML.
     """
-    _print(list(_tools(configs_folder() / "tools")), as_json)
+    _print(
+        list(_tools(configs_folder() / "tools")),
+        as_json,
+        lambda row: (f"{row['file']}: {row['purpose']}", {key: row[key] for key in ("name", "description")}),
+    )
 
 
 @app.command()
@@ -76,7 +99,7 @@ def rewards(as_json: JsonRowsOption = False) -> None:
 
     `by_source` in a reward YAML adds others.
     """
-    from afm.rewards.registry import BY_SOURCE, SCORERS
+    from afm.rewards.registry import BY_SOURCE, MISSPELT, SCORERS
 
     rows = [
         {
@@ -85,6 +108,11 @@ def rewards(as_json: JsonRowsOption = False) -> None:
         }
         for scorer in SCORERS
     ]
+    if not as_json:
+        same = {name: f"{name} (same as {meant})" for name, meant in MISSPELT.items()}
+        rows = [
+            row | {"data_sources": [same.get(name, name) for name in row["data_sources"]]} for row in rows
+        ]
     _print(rows, as_json)
 
 
@@ -94,7 +122,8 @@ def _tools(folder: Path) -> Iterator[Mapping[str, Any]]:
     for file in sorted(folder.glob("*.yaml")):
         for entry in read_tools_file(file).tools:
             schema = entry.tool_schema.function
-            yield {"name": schema.name, "file": _shown(file), "description": schema.description}
+            row = {"name": schema.name, "file": _shown(file), "description": schema.description}
+            yield row | {"purpose": _purpose(file)}
 
 
 @app.command()
@@ -115,7 +144,12 @@ def benchmarks(as_json: JsonRowsOption = False) -> None:
         }
         for name, benchmark in BENCHMARKS.items()
     ]
-    _print(rows, as_json)
+    heading = f"afm eval {_shown(folder / 'NAME.yaml')} model=DIR"
+    _print(
+        rows,
+        as_json,
+        lambda row: (heading, {key: row[key] for key in ("name", "questions", "description")}),
+    )
 
 
 def _purpose(file: Path) -> str:
@@ -130,14 +164,49 @@ def _shown(file: Path) -> str:
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
-def _print(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+def _print(
+    rows: Sequence[Row], as_json: bool, grouped: Callable[[Row], tuple[str, Row]] = lambda row: ("", row)
+) -> None:
+    """Print JSON, a line for each row, or on a terminal tables that fit it.
+
+    Args:
+        grouped: Gives the heading of a row's table, and what the table shows of the row.
+    """
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    texts = [
-        [", ".join(value) or "-" if isinstance(value, list) else str(value) for value in row.values()]
-        for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    for cells in texts:
-        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    if not sys.stdout.isatty():
+        _print_table([_texts(row) for row in rows])
+        return
+    for heading, part in groupby(map(grouped, rows), key=lambda each: each[0]):
+        own = [row for _, row in part]
+        titles = [key.replace("_", " ").upper() for key in own[0]]
+        if heading:
+            print("\n".join(wrap(heading, _width(), break_long_words=False, break_on_hyphens=False)))
+        _print_table([titles, *map(_texts, own)], _width())
+        print()
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _texts(row: Row) -> list[str]:
+    return [", ".join(value) or "-" if isinstance(value, list) else str(value) for value in row.values()]
+
+
+def _print_table(rows: list[list[str]], width: int | None = None) -> None:
+    """Print rows in columns. With ``width``, cells are wrapped so that they fit into it."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if width:
+        words = [max(len(word) for cell in column for word in cell.split()) for column in columns]
+        widths = [max(most, min(own, width // 3)) for most, own in zip(words, widths, strict=True)]
+        widths[-1] = max(20, width - sum(widths[:-1]) - 2 * len(widths[:-1]))
+    for cells in rows:
+        lines = [
+            wrap(cell, size, break_on_hyphens=False) if width else [cell]
+            for cell, size in zip(cells, widths, strict=True)
+        ]
+        for line in zip_longest(*lines, fillvalue=""):
+            print("  ".join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)).rstrip())

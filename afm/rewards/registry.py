@@ -69,6 +69,8 @@ BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("huggingfaceh4/math-500", "math_dapo_reasoning", "numina_*"), "math"),
     "searchr1_*": "exact_match",
 }
+MISSPELT = {"gms8k": "gsm8k"}
+"""Published misspellings of data sources, and what they mean. They are never a suggestion."""
 
 
 class MathSettings(Settings):
@@ -361,7 +363,7 @@ def _unknown_source(source: str, table: Mapping[str, str]) -> str:
             "`afm list rewards` prints; `afm data prepare tasks FILE --data-source NAME --out TASKS.jsonl` adds it to "
             "questions, and `afm data filter --config configs/filters/logs.yaml` filters logs without it"
         )
-    spelt = [name for name in table if name != "gms8k"]  # a published misspelling, never a suggestion
+    spelt = [name for name in table if name not in MISSPELT]
     near = " or ".join(map(repr, get_close_matches(source.lower(), spelt)))
     own = [name for name in table if name not in BY_SOURCE]
     text = f"no reward for data_source {source!r}: {f'did you mean {near}? ' if near else ''}"

@@ -1,7 +1,11 @@
 """The help of every command in a terminal of 80 columns: nothing is cut off, every option says what it does."""
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import pytest
 
 from afm.cli.commands import command
+from afm.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 80
@@ -93,6 +98,59 @@ def test_descriptions_of_recipes_end_outside_parentheses(page: Any) -> None:
     rows = json.loads(page("list", "recipes", "--json"))
     texts = [row["description"] for row in rows]
     assert [text for text in texts if not text or text.count("(") != text.count(")")] == []
+
+
+def on_terminal(*words: str) -> list[str]:
+    """Return what a command prints on a terminal of 80 columns."""
+    ours, its = pty.openpty()
+    command = [sys.executable, "-m", "afm.cli.main", *words]
+    with subprocess.Popen(command, stdout=its, env=os.environ | {"COLUMNS": str(WIDTH)}, cwd=ROOT) as running:
+        os.close(its)
+        said = b""
+        try:
+            while piece := os.read(ours, 65536):
+                said += piece
+        except OSError:  # the end on Linux
+            os.close(ours)
+    assert running.returncode == 0
+    return said.decode().splitlines()
+
+
+@pytest.mark.parametrize("name", ["agents", "recipes", "tools", "rewards", "benchmarks"])
+def test_a_list_fits_a_terminal_and_has_a_line_for_each_row_elsewhere(page: Any, name: str) -> None:
+    shown, rows = on_terminal("list", name), json.loads(page("list", name, "--json"))
+    assert max(map(len, shown)) <= WIDTH
+    lines = page("list", name).splitlines()
+    assert len(lines) == len(rows)
+    for line, row in zip(lines, rows, strict=True):
+        first = str(next(iter(row.values())))
+        assert line.startswith(first)
+        assert any(each.startswith(first.rpartition("/")[2]) for each in shown)
+    assert all(line.strip() for line in shown[:3])
+    assert any(re.fullmatch(r"(?:[A-Z]+ +)+[A-Z ]+", line) for line in shown[:2])
+
+
+def test_the_recipes_for_a_laptop_come_first(page: Any) -> None:
+    heads = [line for line in on_terminal("list", "recipes") if "configs/" in line and line.endswith("/FILE")]
+    assert heads[0] == "On a laptop: afm sft configs/tiny/sft/FILE"
+    assert [head.split(":")[0] for head in heads] == ["On a laptop"] * 2 + ["On GPUs"] * 2 + ["Data"] * 4
+
+
+def test_lists_tell_equal_names_apart(page: Any) -> None:
+    texts = [line for line in page("list", "tools").splitlines() if line.startswith("code ")]
+    assert len({line.rpartition("  ")[2] for line in texts}) == len(texts) == 3
+    assert ", gms8k (same as gsm8k)," in page("list", "rewards")
+    assert "gms8k" in json.loads(page("list", "rewards", "--json"))[0]["data_sources"]
+
+
+def test_list_alone_shows_its_help_and_says_which_words_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(UsageError) as error:
+        command()(["list"], prog_name="afm", standalone_mode=False)
+    assert "Usage: afm list" in capsys.readouterr().out
+    words = "expected agents, recipes, tools, rewards or benchmarks; for example afm list recipes"
+    assert error.value.described() == f"afm list: {words}"
 
 
 def test_the_kinds_of_isolation_are_whole_words(page: Any) -> None:
