@@ -102,7 +102,7 @@ class ProgressView:
         if done != total and now - self._last < (0.1 if self._terminal else 15.0):
             return
         self._last = now
-        self.show(f"      {what}: {done}" + (f" of {total}" if total else "") + note)
+        self.show(f"      {what}: {done:,}" + (f" of {total:,}" if total else "") + note)
 
     def rows(self, what: str, done: int) -> None:
         """Show a count of rows without a known total. Short files, of fewer than 500 rows, show none."""

@@ -16,6 +16,7 @@ from afm.agents.load import without_tools
 from afm.agents.prompt_record import PROMPT_FILE, PromptRecord, PromptTally, check_prompts, record_of_model
 from afm.agents.prompt_source import QUESTION_MARK
 from afm.errors import ConfigError, DataError
+from afm.terminal import plural
 from llamafactory_patch.conversations import Aligned, turn
 from llamafactory_patch.engine import Arguments
 from llamafactory_patch.settings import SftSettings
@@ -150,10 +151,10 @@ class PromptCounts:
 
     def __str__(self) -> str:
         asked, rewritten, other = (self.rows.get(state, 0) for state in PromptState)
-        how = "with their own" if self.record.mode is PromptMode.ROW else "have it already"
-        words = [f"prompt {self.record.mode}: {asked:,} rows {how}"]
+        whose = {PromptMode.OWN: "the agent's prompt", PromptMode.ROW: "their own prompts"}
+        words = [f"{plural(asked, 'row')} with {whose.get(self.record.mode, 'the prompt of the file')}"]
         words += [f"{rewritten:,} rewritten from another instruction"] if rewritten else []
-        words += [f"{other:,} chats unchanged"] if other else []
+        words += [f"{plural(other, 'chat')} unchanged"] if other else []
         words += [f"{self.record.unknown:,} of unknown form"] if self.record.unknown else []
         return ", ".join(words)
 

@@ -132,8 +132,8 @@ def progress_line(row: Mapping[str, Any], total_steps: int) -> str:
             shown.append(f"{title} {row[name]:.3f}")
     if "validation_solved" in row:
         shown.append(f"validation solved {row['validation_solved']:.3f}")
-    if "groups_generated" in row:
-        shown.append(f"groups {row['groups_kept']:.0f} of {row['groups_generated']:.0f}")
+    if row.get("groups_kept", 0) < row.get("groups_generated", 0):
+        shown.append(f"scores differ in {row['groups_kept']:.0f} of {row['groups_generated']:.0f} groups")
     if "seconds" in row:
         shown.append(f"{row['seconds']:.1f} s")
     return "  ".join(shown)

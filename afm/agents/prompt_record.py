@@ -240,7 +240,7 @@ class RunPrompts:
         elif prompt_difference(self.asked, self.trained):
             compared = "differs from the model's training prompt, as requested"
         else:
-            compared = "same as the model's training prompt"
+            compared = "the same as in the model's training"
         kinds = len(self.asked.templates)
         several = f" ({kinds} prompts)" if kinds > 1 or self.asked.more else ""
         unknown = (
@@ -248,7 +248,9 @@ class RunPrompts:
             if self.asked.unknown
             else ""
         )
-        return f"prompt: {self.source}{several}, {compared}{unknown}"
+        words = {PromptMode.OWN: "the agent's own", PromptMode.ROW: "each row's own"}
+        source = words.get(self.source.mode, f"that of {self.source}")
+        return f"prompt: {source}{several}, {compared}{unknown}"
 
 
 def run_prompts(

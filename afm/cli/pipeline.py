@@ -196,7 +196,7 @@ class Quickstart:
     def make_world(self) -> str:
         """Write the three disjoint sets of problems as JSONL, and the data of the tool."""
         self.recipe.make_world(self.world, self.plan, self.seed)
-        return ", ".join(f"{count} {split}" for split, count in self.plan.splits.items())
+        return ", ".join(f"{count:,} {split}" for split, count in self.plan.splits.items())
 
     def distill(self) -> str:
         """Let the scripted team work with the real tool, and merge its log into trajectories."""
@@ -242,7 +242,7 @@ class Quickstart:
                 _texts(alpaca), start, vocab_size=recipe.vocabulary_size, whole_tags=recipe.whole_tags
             )
             create_tiny_model(start, start, seed=self.seed, heads=recipe.heads)
-        return f"{rows} demonstrations, {self.plan.rl_tasks} problems for reinforcement learning"
+        return f"{rows:,} demonstrations, {self.plan.rl_tasks:,} problems for reinforcement learning"
 
     def training(self, kind: str) -> tuple[Path, list[str]]:
         """Return configuration and overrides of ``afm sft`` or ``afm rl``."""
@@ -273,6 +273,7 @@ class Quickstart:
         """Evaluate a trained model at temperature 1. An interrupted evaluation is resumed."""
         from afm.evaluation.config import EvalConfig
         from afm.evaluation.job import run_job
+        from afm.evaluation.wording import ours
 
         settings = EvalConfig(
             name=name,
@@ -286,11 +287,7 @@ class Quickstart:
         with self.recipe.serving(self.world):
             metrics = asyncio.run(run_job(settings, on_progress=self._count_episodes))
         score = metrics.pass_at_1
-        return (
-            f"pass@1 {score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
-            if score
-            else "no episode was scored"
-        )
+        return f"pass@1 {ours(score)}" if score else "no episode was scored"
 
     def check_real_data(self) -> None:
         """Check that the benchmark file can be read and scored."""

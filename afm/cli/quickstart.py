@@ -7,7 +7,6 @@ import os
 import random
 import shlex
 import shutil
-import time
 from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
@@ -86,10 +85,10 @@ def quickstart(
     job = Quickstart(folder, configs_folder(), recipe, plan, seed, real, view.update, base)
     job.check_real_data()
     settings = {"seed": seed, "smoke": smoke, "recipe": job.recipe_digest()} | _choices(world, base)
-    begun, before = time.monotonic(), sum(stage.seconds for stage in read_stages(folder / STAGES_FILE))
+    before = sum(stage.seconds for stage in read_stages(folder / STAGES_FILE))
     _run(job, settings, view)
     job.report()
-    _summary(job, time.monotonic() - begun, before)
+    _summary(job, sum(stage.seconds for stage in read_stages(folder / STAGES_FILE)) - before, before)
     if show:
         typer.launch(job.report_path.as_uri())
 
@@ -125,7 +124,7 @@ def _summary(job: Quickstart, seconds: float, before_s: float) -> None:
 
     earlier = f", after {before_s / 60:.1f} minutes in earlier starts" if before_s else ""
     print(f"\nDone in {seconds / 60:.1f} minutes{earlier}.\n")
-    print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>15}  {'format':>6}  {'tool calls':>10}")
+    print(f"  {'stage':24} {'pass@1':>7}  {'95 % interval':>18}  {'format':>6}  {'tool calls':>10}")
     for stage in read_stages(job.out):
         print(f"  {stage.name:24} {_stage_figures(stage.metrics)}")
     print(f"\nReport: {job.report_path}\n\nNext:")
@@ -141,22 +140,26 @@ def _next_steps(job: Quickstart) -> Iterator[str]:
     ask = ["ask", job.example(), "--agent", recipe.agent, "--model", str(job.out / "rl")]
     if recipe.world is not WorldKind.MATH:
         ask += ["--tools", str(job.tools_config)]
-    yield f"{afm_command()} {shlex.join(ask)}"
+    yield f"{afm_command()} {shlex.join(ask[:2])} \\\n      {shlex.join(ask[2:])}"
     yield f"{afm_command()} view {shlex.quote(str(job.out))} --open     # every episode, in a browser"
     again = "./quickstart.sh" if recipe.world is WorldKind.MATH else f"./quickstart.sh --world {recipe.world}"
     if job.base is not None:
         again += f" --base {shlex.quote(job.base)}"
     yield f"{again} --seed 1 --output-dir runs/seed1     # again, with other random numbers"
     files = f"configs/tiny/sft/{recipe.training}.yaml, configs/tiny/rl/{recipe.training}.yaml"
-    yield f"the recipe: {files}; on GPUs: docs/tutorials/nodes.md"
+    yield f"the recipe: {files}"
+    yield "on GPUs: docs/tutorials/nodes.md"
 
 
 def _stage_figures(metrics: Metrics) -> str:
+    from afm.evaluation.wording import percent
+
     score = metrics.pass_at_1
     if score is None:
         return "no episode was scored"
-    interval = f"{score.low:.3f} .. {score.high:.3f}"
-    return f"{score.value:7.3f}  {interval:>15}  {metrics.format_valid or 0:6.2f}  {metrics.tool_calls or 0:10.2f}"
+    interval = f"{percent(score.low)} to {percent(score.high)}"
+    valid, calls = percent(metrics.format_valid or 0, 0), metrics.tool_calls or 0
+    return f"{percent(score.value):>7}  {interval:>18}  {valid:>6}  {calls:10.2f}"
 
 
 _SIZES = {"train": 12000, "rl": 512, "heldout": 100}

@@ -137,9 +137,9 @@ def _plan(config: Path | None, rewards: Path | None, min_score: float | None) ->
 
 def _headline(summary: FilterSummary) -> str:
     funnel = summary.funnel
-    copies = f" and {funnel.copies} copies" if funnel.copies else ""
-    resumed = f", {summary.resumed} of them by an earlier call" if summary.resumed else ""
-    return f"{summary.folder}: {funnel.kept} of {funnel.seen} kept{copies}{resumed}"
+    copies = f" and {plural(funnel.copies, 'copy', 'copies')}" if funnel.copies else ""
+    resumed = f", {summary.resumed:,} of them by an earlier call" if summary.resumed else ""
+    return f"{summary.folder}: {funnel.kept:,} of {funnel.seen:,} kept{copies}{resumed}"
 
 
 def _show(funnel: Funnel) -> None:
@@ -388,7 +388,7 @@ def merge(
     )
     dropped = sum(merged.dropped.values())
     spent = f", {dollars(merged.cost_usd)}" if merged.cost_usd else ""
-    view.line(f"{merged.path}: {merged.kept} of {plural(merged.kept + dropped, 'attempt')} kept{spent}")
+    view.line(f"{merged.path}: {merged.kept:,} of {plural(merged.kept + dropped, 'attempt')} kept{spent}")
     print_losses(merged.dropped, {}, output_dir / "dropped.jsonl")
     if merged.unreadable:
         print(f"  lines that cannot be read: {merged.unreadable}, listed in {output_dir / UNREADABLE_FILE}")

@@ -25,7 +25,7 @@ class Interval(Settings):
     high: float
 
     def __repr__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} .. {self.high:.3f})"
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 def wilson(successes: float, trials: int) -> Interval:

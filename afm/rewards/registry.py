@@ -69,8 +69,7 @@ BY_SOURCE: dict[str, str] = {
     **dict.fromkeys(("huggingfaceh4/math-500", "math_dapo_reasoning", "numina_*"), "math"),
     "searchr1_*": "exact_match",
 }
-MISSPELT = {"gms8k": "gsm8k"}
-"""Published misspellings of data sources, and what they mean. They are never a suggestion."""
+MISSPELT = {"gms8k": "gsm8k"}  # published misspellings of data sources, never a suggestion
 
 
 class MathSettings(Settings):

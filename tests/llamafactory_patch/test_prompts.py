@@ -141,7 +141,7 @@ def test_the_models_folder_gets_the_record_and_a_model_of_another_prompt_is_refu
     for user, state in ((RULES + "1?", as_is), (RULES + "2?", as_is), ("Hi?", other)):
         counter.add({**aligned(user), ASKED_COLUMN: state})
     counts = counter.counts()
-    assert str(counts) == "prompt row: 2 rows with their own, 1 chats unchanged"
+    assert str(counts) == "2 rows with their own prompts, 1 chat unchanged"
     model = SimpleNamespace(model_name_or_path=str(tmp_path / "base"))
     arguments, unchecked = (
         SimpleNamespace(model=model, sft=SftSettings(agent="math", prompt_check=check))

@@ -50,7 +50,9 @@ def test_a_validation_has_documented_names_of_its_own() -> None:
 
 def test_a_step_is_one_line_for_a_person() -> None:
     row = {"step": 3, "reward": 0.5, "format": 1.0, "groups_kept": 8, "groups_generated": 12, "seconds": 6.14}
-    assert progress_line(row, 20) == "step 3/20  reward 0.500  format 1.000  groups 8 of 12  6.1 s"
+    line = "step 3/20  reward 0.500  format 1.000  {}6.1 s"
+    assert progress_line(row, 20) == line.format("scores differ in 8 of 12 groups  ")
+    assert progress_line(row | {"groups_kept": 12}, 20) == line.format("")
 
 
 def test_lines_are_copied_as_they_come_and_never_in_halves(tmp_path: Path) -> None:

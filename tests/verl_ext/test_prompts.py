@@ -61,7 +61,7 @@ def test_a_run_in_each_mode_and_what_its_export_will_say(settings: Any, tmp_path
     own = rl_prompts(settings())
     assert own.record.the_one == PromptTemplate.of_agent(MATH)
     assert own.record.templates[0].rows == 2
-    assert str(own) == "prompt: own, the model's folder does not record its training prompt"
+    assert str(own) == "prompt: the agent's own, the model's folder does not record its training prompt"
     row = rl_prompts(settings(prompt="row"))
     assert row.record == record(f"{RULES}1?", f"{RULES}2?")
     (tmp_path / "p.txt").write_text("Task:\n{question}\n")
@@ -80,7 +80,10 @@ def test_a_model_of_another_prompt_is_refused_before_training_unless_asked_for(
         ConfigError, match=r"2 rows, line 1 of the user turn: got .*prompt=row .* prompt_check=off"
     ):
         rl_prompts(settings())
-    assert "same as the model's training prompt" in str(rl_prompts(settings(prompt="row")))
+    assert (
+        str(rl_prompts(settings(prompt="row")))
+        == "prompt: each row's own, the same as in the model's training"
+    )
     assert "differs from the model's training prompt, as requested" in str(
         rl_prompts(settings(prompt_check=False))
     )
