@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -74,14 +74,23 @@ def listing(
     order: Order = Order.FILE,
     offset: int = 0,
     limit: int = 100,
+    first: Sequence[str] = (),
 ) -> Listing:
-    """Return rows ``offset`` to ``offset + limit`` of the filtered episodes."""
+    """Return rows ``offset`` to ``offset + limit`` of the filtered episodes.
+
+    In the order of files, those of the files ``first`` come first.
+    """
     where, values = _where(connection, filters)
     if where is None:
         return Listing((), 0)
     total, capped = _count(connection, where, values, bounded=bool(filters.text.strip()))
+    keys = _ORDERS[order]
+    if order is Order.FILE and first and "file" not in filters.names:
+        names = dict(connection.execute("SELECT name, id FROM names WHERE kind = 'file'").fetchall())
+        ranks = [f"WHEN {names[path]} THEN {rank}" for rank, path in enumerate(first) if path in names]
+        keys = f"CASE file {' '.join(ranks)} ELSE {len(first)} END, {keys}" if ranks else keys
     ids = connection.execute(
-        f"SELECT id FROM episodes {where} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?",
+        f"SELECT id FROM episodes {where} ORDER BY {keys} LIMIT ? OFFSET ?",
         (*values, max(0, min(limit, 500)), max(0, offset)),
     )
     return Listing(tuple(episode_row(connection, row[0]) for row in ids.fetchall()), total, capped)

@@ -121,7 +121,7 @@ def make_app(index: EpisodeIndex, follower: Follower, run_files: RunFiles) -> "F
 
     app = FastAPI(openapi_url=None)
     _secure(app)
-    _add_lists(app, index)
+    _add_lists(app, index, run_files)
     _add_episodes(app, index, run_files)
     _add_run(app, index, run_files)
 
@@ -167,7 +167,7 @@ def _secure(app: "FastAPI") -> None:
         return JSONResponse({"error": str(error)}, 409)
 
 
-def _add_lists(app: "FastAPI", index: EpisodeIndex) -> None:
+def _add_lists(app: "FastAPI", index: EpisodeIndex, run_files: RunFiles) -> None:
     from fastapi import Request
 
     @app.get("/api/facets")
@@ -189,7 +189,9 @@ def _add_lists(app: "FastAPI", index: EpisodeIndex) -> None:
         names = {kind: query[kind] for kind in (*NAMED, "tool") if kind in query}
         filters = Filters(names, step, text, question)
         with closing(index.connect()) as connection:
-            return asdict(listing(connection, filters, order=order, offset=offset, limit=limit))
+            files = run_files.table(file_rows(connection)) if order is Order.FILE else []
+            first = [row["path"] for row in files if row["is_evaluation"]]
+            return asdict(listing(connection, filters, order=order, offset=offset, limit=limit, first=first))
 
     @app.get("/api/find")
     def find(name: str, file: str = "") -> dict[str, Any]:

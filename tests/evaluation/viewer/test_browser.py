@@ -134,7 +134,7 @@ def test_new_episodes_of_a_running_job_appear(page, address, run, viewer):
     page.wait_for_selector("#list a >> nth=0")
     viewer.write(run / "late.jsonl", [viewer.episode(7000)])
     page.wait_for_selector("#list a >> text=river 7000")
-    assert page.inner_text("#status") == "154 episodes in 4 files"
+    assert page.inner_text("#status") == "154 rows in 4 files"
 
 
 def test_a_click_is_not_lost_when_the_list_is_loaded_again_meanwhile(page, address, run, viewer):
@@ -142,7 +142,7 @@ def test_a_click_is_not_lost_when_the_list_is_loaded_again_meanwhile(page, addre
     page.hover("#list a >> nth=0")
     page.mouse.down()
     viewer.write(run / "late.jsonl", [viewer.episode(7000)])
-    expect(page.locator("#status")).to_have_text("154 episodes in 4 files")
+    expect(page.locator("#status")).to_have_text("154 rows in 4 files")
     expect(page.locator("#count")).to_have_text("154 episodes")
     page.mouse.up()
     page.wait_for_selector(".block")
@@ -248,7 +248,7 @@ def test_a_shared_bundle_opens_from_a_disk(browser, run, afm, tmp_path):
     page.goto((tmp_path / "out/index.html").as_uri())
     expect(page.locator("table.files tbody tr")).to_have_count(3)
     expect(page.locator(".notice li").first).to_contain_text("93 of 150 episodes of a.jsonl")
-    expect(page.locator("#status")).to_have_text("60 of 153 episodes in 3 files")
+    expect(page.locator("#status")).to_have_text("60 of 153 rows in 3 files")
     page.keyboard.press("l")
     expect(page.locator("#log-text")).to_have_text("step 1\nstep 2\n")
     page.keyboard.press("e")
@@ -361,7 +361,7 @@ def test_the_files_of_many_steps_are_one_line_until_it_is_opened(page, address, 
     for step in range(6):
         viewer.write(run / f"rl/step_{step:06}.jsonl", [viewer.episode(step + 200)])
     page.goto(address)
-    expect(page.locator("#status")).to_have_text("159 episodes in 9 files")
+    expect(page.locator("#status")).to_have_text("159 rows in 9 files")
     expect(page.locator("tbody tr:visible")).to_have_count(4)
     page.click("text=rl/step_*.jsonl, 6 files")
     expect(page.locator("tbody tr:visible")).to_have_count(10)

@@ -59,6 +59,18 @@ def test_the_table_has_a_row_for_each_file_and_evaluations_are_first(run, get):
     assert [row["name"] for row in get("/api/files")] == ["eval/episodes.jsonl", "distil.jsonl"]
 
 
+def test_the_list_begins_with_the_newest_evaluation(run, get, viewer):
+    viewer.write(run / "eval_old/episodes.jsonl", [viewer.episode(20), viewer.episode(21)])
+    manifest = MANIFEST | {"started": "2001-01-01T00:00:00+00:00"}
+    (run / "eval_old/manifest.json").write_text(json.dumps(manifest))
+    viewer.until(lambda: get("/api/episodes")["total"] == 7)
+    names = ["e1", "e2", "e3", "e4", "e20", "e21", "e9"]
+    assert [row["name"] for row in get("/api/episodes")["rows"]] == names
+    assert [row["name"] for row in get("/api/episodes", offset=3, limit=2)["rows"]] == ["e4", "e20"]
+    distilled = get("/api/episodes", file=str(run / "distil.jsonl"))
+    assert [row["name"] for row in distilled["rows"]] == ["e9"]
+
+
 @pytest.mark.parametrize(("counted", "expected"), [(4, 0.5), (3, 0.75)])
 def test_pass_at_1_comes_from_metrics_that_counted_the_same_episodes(run, get, counted, expected):
     """Metrics average over questions, and may be those of an earlier part of the file."""

@@ -53,7 +53,7 @@ async function follow() {
     $("path").textContent = status.path;
     $("path").title = status.path;
     $("status").classList.toggle("failed", Boolean(status.failure));
-    $("status").textContent = status.failure || `${status.of > status.episodes ? `${number(status.episodes)} of ` : ""}${many(status.of ?? status.episodes, "episode")} in ${many(status.files, "file")}`
+    $("status").textContent = status.failure || `${status.of > status.episodes ? `${number(status.episodes)} of ` : ""}${many(status.of ?? status.episodes, "row")} in ${many(status.files, "file")}`
       + (left > 0 ? `, indexing ${Math.floor((100 * status.bytes_done) / status.bytes_total)} %` : "") + (status.bad_lines ? `, ${many(status.bad_lines, "unreadable line")}` : "");
     const first = screenState.isFile === null;
     screenState.isFile = status.is_file;
