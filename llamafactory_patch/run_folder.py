@@ -116,12 +116,37 @@ def finish(job: SftJob, *, seconds: float) -> None:
     _mend_train_loss(job)
     if not job.config.get("tokenized_path"):
         shutil.rmtree(job.output_dir / TOKENISED_FOLDER, ignore_errors=True)
+    versions = {name: package_version(name) for name in _VERSIONS}
+    replace_text(job.output_dir / "README.md", _card(job, versions))
     _write_manifest(
         job,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds_since_last_start=round(seconds, 1),
-        versions={name: package_version(name) for name in _VERSIONS},
+        versions=versions,
     )
+
+
+def _card(job: SftJob, versions: dict[str, str | None]) -> str:
+    """Return the model card. The trainer's own has a dead link to a base model in a folder, and nothing of the agent."""
+    base = str(job.config.get("model_name_or_path"))
+    adapter = (job.output_dir / "adapter_config.json").is_file()
+    head = ["library_name: peft" if adapter else "library_name: transformers"]
+    head += [] if Path(base).exists() else [f"base_model: {json.dumps(base)}"]
+    losses = [*logged_losses(job.output_dir / HISTORY_FILE).items()]
+    facts = {
+        "base model": base,
+        "trained": "an adapter" if adapter else job.config.get("finetuning_type", "lora"),
+        "agent": job.agent.name if job.agent else "none",
+        "data": f"{job.config.get('dataset')} of {job.config.get('dataset_dir', 'data')}",
+        "steps": f"{losses[-1][0]:,}" if losses else "not logged",
+        "loss": ", ".join(f"{loss:.4g} at step {step:,}" for step, loss in (losses[:1] + losses[1:][-1:])),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "command": f"`afm sft {job.file or 'CONFIG'}`, with the settings in {CONFIG_FILE}",
+    }
+    rows = [f"| {name} | {value} |" for name, value in facts.items() if value]
+    lines = ["---", *head, "---", "", f"# {job.output_dir.resolve().name}", ""]
+    lines += ["Fine-tuned with LLaMA-Factory.", "", "| fact | value |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
 
 
 def _mend_train_loss(job: SftJob) -> None:

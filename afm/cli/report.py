@@ -73,7 +73,9 @@ def report(
     else:
         path = write_run_report(run_dirs[0], out or run_dirs[0] / "report.html", view_port=view_port)
     print(path)
-    if show:
+    if not show:
+        print(f"open {path.resolve().as_uri()} in a browser (--open does)", file=sys.stderr)
+    else:
         typer.launch(path.resolve().as_uri())
 
 

@@ -158,10 +158,11 @@ def _several(evaluations: list[Evaluation]) -> Agents | None:
 
 
 def _title(run_dir: Path, spec: AgentSpec | None, several: Agents | None) -> str:
-    name = run_dir.resolve().name
+    folder = run_dir.resolve()
+    run = f"runs of {folder.parent.name}" if folder.name == "runs" else f"run {folder.name}"
     if several is not None:
-        return f"The agents {', '.join(several.specs)}, run {name}"
-    return f"The {spec.name} agent, run {name}" if spec else f"Run {name}"
+        return f"The agents {', '.join(several.specs)}, {run}"
+    return f"The {spec.name} agent, {run}" if spec else f"R{run[1:]}"
 
 
 def _difference(before: Evaluation, after: Evaluation, notes: list[str]) -> StageDifference | None:

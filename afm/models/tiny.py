@@ -7,10 +7,12 @@ numbers within three minutes. With 0.08 and 1,000 it did. It learned single-digi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from afm.errors import ConfigError, MissingExtraError
+from afm.models.load import silent_progress
 
 PAD_TOKEN, START_TOKEN, END_TOKEN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -111,6 +113,9 @@ def create_tiny_model(
         )
     try:
         import torch
+
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
         from transformers import AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
     except ImportError:
         raise MissingExtraError("transformers", "sft") from None
@@ -136,7 +141,8 @@ def create_tiny_model(
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(**special)
-    model.save_pretrained(str(out_dir))
+    with silent_progress():
+        model.save_pretrained(str(out_dir))
     tokenizer.save_pretrained(str(out_dir))
     return int(model.num_parameters())
 

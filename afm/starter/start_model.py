@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -24,7 +23,6 @@ def main() -> None:
             f"{examples} is missing{write} run `afm data prepare sft runs/kept/kept.jsonl --agent agent.yaml "
             f"--tools tools.yaml --name {name} --output-dir runs/data`"
         )
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
     rows = json.loads(examples.read_text(encoding="utf-8"))
     texts = [row[key] for row in rows for key in ("instruction", "output")]
     train_tokenizer(texts, "runs/start", vocab_size=512, whole_tags=True)

@@ -16,7 +16,7 @@ class SameDay:
         named = answers(sample.segments, sample.spec)
         [right] = gold_answers(sample.ground_truth)
         if len(named) != 1:
-            return Part(0.0, f"expected one day, got {list(named)}")
+            return Part(0.0, f"expected {right}, got {' and '.join(named) or 'no day'}")
         short = named[0].strip().lower()
         same = len(short) >= 3 and right.lower().startswith(short)
         return Part(float(same), f"expected {right}, got {named[0]}")

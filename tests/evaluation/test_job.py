@@ -52,8 +52,10 @@ def test_the_commands_evaluate_and_report(afm, tmp_path, tiny_model, world) -> N
     assert "math world: pass@1 0.0 % (95 % interval 0.0 % to 56.1 %)" in done.stdout
     assert "3 of 3 episodes scored" in done.stdout
     assert "math world, episodes: 3 of 3" in done.stderr
-    page = Path(afm("report", out).stdout.strip())
+    reported = afm("report", out)
+    page = Path(reported.stdout.strip())
     assert page == out / "report.html"
+    assert f"open {page.as_uri()} in a browser (--open does)\n" in reported.stderr
     assert "The math agent, run out" in page.read_text()
 
 

@@ -140,6 +140,31 @@ def test_the_loss_of_a_resumed_training_is_that_of_all_its_steps(job, tmp_path):
     assert json.loads((tmp_path / "all_results.json").read_text("utf-8")) == {"train_loss": 2.6, "epoch": 1.0}
 
 
+def test_the_model_card_has_the_facts_of_the_run(job, tmp_path):
+    history = [{"current_steps": step, "loss": loss} for step, loss in ((10, 5.98), (1400, 0.05555))]
+    lines = [*map(json.dumps, history), json.dumps({"current_steps": 1400})]
+    (tmp_path / "trainer_log.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "README.md").write_text("More information needed")
+    options = {"model_name_or_path": str(tmp_path), "dataset": "math", "dataset_dir": "runs/data"}
+    run_folder.finish(job(**options, finetuning_type="full"), seconds=1.0)
+    card = (tmp_path / "README.md").read_text("utf-8")
+    for fact in (
+        f"| base model | {tmp_path} |",
+        "| trained | full |",
+        "| agent | math |",
+        "| data | math of runs/data |",
+        "| steps | 1,400 |",
+        "| loss | 5.98 at step 10, 0.05555 at step 1,400 |",
+    ):
+        assert fact in card
+    assert "More information" not in card
+    assert "base_model" not in card  # a folder is no model of the Hub
+    (tmp_path / "adapter_config.json").write_text("{}")
+    run_folder.finish(job(model_name_or_path="org/name", overwrite_output_dir=True), seconds=1.0)
+    card = (tmp_path / "README.md").read_text("utf-8")
+    assert yaml.safe_load(card.split("---")[1]) == {"library_name": "peft", "base_model": "org/name"}
+
+
 def test_a_damaged_mark_is_told(job, tmp_path):
     (tmp_path / "sft_manifest.json").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"sft_manifest.json is damaged; delete it"):

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 from afm.errors import ConfigError
@@ -73,3 +77,14 @@ def test_impossible_sizes_are_refused(tiny_dir, tmp_path):
         train_tokenizer(TEXTS, tmp_path, vocab_size=258)
     with pytest.raises(ConfigError, match="hidden_size 100"):
         create_tiny_model(tiny_dir, tmp_path, hidden_size=100, heads=8)
+
+
+def test_a_script_that_makes_a_model_prints_nothing_of_its_libraries(tmp_path):
+    lines = ["from afm.models.tiny import create_tiny_model, train_tokenizer"]
+    lines += ['train_tokenizer(["<a>b</a>"], "start", vocab_size=300)', 'create_tiny_model("start", "start")']
+    script = [sys.executable, "-c", "\n".join(lines)]
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "TQDM_DISABLE")
+    }
+    done = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
