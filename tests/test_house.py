@@ -57,7 +57,7 @@ def figures() -> object:
 # 100 lines for rewards, teams and filters in `afm doctor`, and shipped files that a typed name meant.
 WALLS = {
     "files": 358,
-    "lines": 88_480,
+    "lines": 88_520,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
