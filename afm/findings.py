@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
-from afm.errors import AfmError, ConfigError
+from afm.errors import AfmError, ConfigError, exists_next_to, no_such_file
 from afm.file_kinds import configs_folder
 
 T = TypeVar("T")
@@ -23,13 +23,12 @@ T = TypeVar("T")
 FLASH_ATTENTION = "flash_attn.flash_attn_interface"
 """A module of flash-attn only; flash-attn-4 makes ``import flash_attn`` succeed without it."""
 CROSS_ENTROPY = "flash_attn.ops.triton.cross_entropy"
-WHY_FLASH_ATTENTION = (
-    "verl asks for flash_attention_2 (verl/workers/config/model.py:185) and hard-codes it for the critic "
-    "(verl/utils/model.py:649)"
-)
+# verl 0.9.1: verl/workers/config/model.py:185, verl/utils/model.py:649 and, for the slower path,
+# verl/utils/torch_functional.py:106
+WHY_FLASH_ATTENTION = "verl asks for flash_attention_2, and its critic has no other choice"
 _PAGE = "docs/install.md"
 BUILD_ADVICE = f"build flash-attn 2.8.3 with nvcc, see {_PAGE}"
-_SLOW_PATH = "verl silently takes a slower path for log-probabilities (verl/utils/torch_functional.py:106)"
+_SLOW_PATH = "verl silently takes a slower path for log-probabilities"
 _QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 _CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d+)\.(\d+)")
 _CUDA_OF_LOCKS = 13
@@ -55,6 +54,7 @@ class Level(StrEnum):
     """Severity of a finding."""
 
     OK = "ok"
+    INFO = "info"
     WARNING = "warning"
     ERROR = "error"
 
@@ -79,7 +79,13 @@ class Finding:
     @property
     def next_step(self) -> str:
         """The last clause of a warning or error: what to do; empty if there is nothing to do."""
-        return "" if self.level is Level.OK else self.text.rpartition("; ")[2] if "; " in self.text else ""
+        return (
+            ""
+            if self.level in (Level.OK, Level.INFO)
+            else self.text.rpartition("; ")[2]
+            if "; " in self.text
+            else ""
+        )
 
 
 class Report:
@@ -91,12 +97,12 @@ class Report:
 
     def __init__(self, on_check: Callable[[str], None] = lambda subject: None) -> None:
         self.findings: list[Finding] = []
-        self._on_check, self._subject = on_check, ""
+        self._on_check, self._subjects = on_check, set[str]()
 
     def checking(self, subject: str) -> None:
-        """Tell what is checked next."""
-        if subject != self._subject:
-            self._subject = subject
+        """Tell what is checked next, once for each subject."""
+        if subject not in self._subjects:
+            self._subjects.add(subject)
             self._on_check(subject)
 
     def add(self, *findings: Finding) -> None:
@@ -189,7 +195,8 @@ def made_by(path: str | Path) -> str:
         return ""
     match place:
         case ["data", name, _, *_] if (root / "data" / name / "prepare.sh").is_file():
-            return f"; to make it: python data/{name}/download.py && data/{name}/prepare.sh"
+            fetch = f"afm data download {name} --output-dir data/{name}/raw"
+            return f"; to make it: {fetch} && data/{name}/prepare.sh"
         case ["data", name, _, *_] if (root / "train" / name / "all.sh").is_file():
             return f"; to make it: train/{name}/all.sh, which trains too"
         case ["data", name, _, *_] if (root / "configs/data" / f"{name}.yaml").is_file():
@@ -200,6 +207,12 @@ def made_by(path: str | Path) -> str:
             fetch = f"afm data download models --output-dir models --only {name}"
             return f"; train it (docs/sft.md), or fetch the published one: {fetch}"
     return ""
+
+
+def absent(path: str | Path, config: str | Path | None, what: str = "file") -> tuple[str, str]:
+    """Return that a path which ``config`` names is missing, and the next step: where it is, or what makes it."""
+    beside = exists_next_to(path, config)
+    return (f"no such {what}", beside) if beside else (no_such_file(path, what), made_by(path))
 
 
 def has_gpu() -> bool:

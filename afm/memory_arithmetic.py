@@ -205,6 +205,7 @@ _LLAMA_2_7B = ModelShape(4096, 32, 32, 32, 128, 11008, 32000, False, False, Fals
 
 
 GIB = 1024**3
+_MIB = 1024**2
 _USABLE = 0.92
 """Usable share of a GPU's memory. The driver and fragmentation take the rest."""
 
@@ -230,12 +231,19 @@ class MemoryNeed:
 
 
 def described(need: MemoryNeed, where: str = " a GPU") -> str:
-    """Return a need and its parts in GiB, as text."""
+    """Return a need and its parts as text, in one unit."""
     parts = {"states": need.states, "activations": need.activations, "logits": need.logits}
     if need.engine:
         parts["rollout engine"] = need.engine
-    listed = " + ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
-    return f"{need.total / GIB:.1f} GiB{where} = {listed}"
+    unit, name, digits = (GIB, "GiB", 1) if need.total >= GIB else (_MIB, "MiB", 0)
+    sizes = {part: round(size / unit, digits) for part, size in parts.items()}
+    listed = " + ".join(f"{part} {size:.{digits}f}" for part, size in sizes.items())
+    return f"{sum(sizes.values()):.{digits}f} {name}{where} = {listed}"
+
+
+def size_text(size: float) -> str:
+    """Return bytes in GiB, or small ones in MiB."""
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / _MIB:,.0f} MiB"
 
 
 def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointing: bool) -> int:
@@ -329,7 +337,7 @@ def disk_finding(need_bytes: float, folder: Path, what: str, advice: str, *, her
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free
-    text = f"{need_bytes / GIB:,.1f} GiB for {what}, {free / GIB:,.1f} GiB free at {there}"
+    text = f"{size_text(need_bytes)} for {what}, {free / GIB:,.1f} GiB free at {there}"
     if need_bytes < free:
         return Finding(Level.OK, "disk", text)
     text += "" if here else ". The run needs GPUs, which this machine lacks, so check the disk where it runs"

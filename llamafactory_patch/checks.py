@@ -16,8 +16,8 @@ from shlex import quote
 from typing import Any
 
 from afm.agents import AgentSpec
-from afm.errors import ConfigError, MissingExtraError, exists_next_to, json_word, no_such_file, suggestion
-from afm.findings import fetch_advice, made_by
+from afm.errors import ConfigError, MissingExtraError, exists_next_to, json_word, suggestion
+from afm.findings import absent, fetch_advice
 from afm.runs.folder import manifest_of, sha256_of
 from llamafactory_patch.config import SftJob
 from llamafactory_patch.settings import names_in
@@ -319,9 +319,9 @@ def _check_agent(job: SftJob, files: Sequence[Path]) -> None:
 
 def _index(index: Path, config: Path | None = None) -> dict[str, Any]:
     if not index.is_file():
-        advice = exists_next_to(index, config) or made_by(index)
+        text, advice = absent(index, config)
         advice = advice or "; `afm data prepare sft` writes it next to the data"
-        raise ConfigError(f"dataset_dir: {index}: {no_such_file(index)}{advice}")
+        raise ConfigError(f"dataset_dir: {index}: {text}{advice}")
     try:
         known = json.loads(index.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

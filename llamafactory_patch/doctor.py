@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from afm.errors import ConfigError, no_such_file
 from afm.findings import Finding, Level, Report, has_gpu
 from afm.memory_arithmetic import (
-    GIB,
     Hardware,
     MemoryNeed,
     ModelShape,
@@ -25,6 +24,7 @@ from afm.memory_arithmetic import (
     fsdp2_bytes,
     gpu_finding,
     model_shape,
+    size_text,
 )
 from afm.terminal import plural
 from llamafactory_patch.checks import check_data, check_model, check_output, check_trackers, stale_data
@@ -224,22 +224,22 @@ def _updates(config: Mapping[str, Any], sequences: int | None, steps: int, world
 
 def _disk(job: SftJob, shape: ModelShape, steps: int | None) -> Finding:
     trained = trained_parameters(shape, job.config)
-    model = 2 * trained
-    checkpoint = model if job.config.get("save_only_model") else model + 12 * trained
-    kept = _checkpoints(job, steps)
-    if kept is None:
-        text = f"every checkpoint of {checkpoint / GIB:,.1f} GiB is kept, and their number is unknown; set save_total_limit"
+    checkpoint = (2 if job.config.get("save_only_model") else 14) * trained
+    if (kept := _checkpoints(job, steps)) is None:
+        text = f"every checkpoint of {size_text(checkpoint)} is kept, and their number is unknown; set save_total_limit"
         return Finding(Level.WARNING, "disk", text)
     advice = "lower save_total_limit or set save_only_model=true (which cannot be resumed)"
-    what, here = f"the model and {plural(kept, 'checkpoint')}", bool(job.config.get("use_cpu")) or has_gpu()
-    return disk_finding(model + kept * checkpoint, job.output_dir, what, advice, here=here)
+    limit = int(job.config.get("save_total_limit") or kept)
+    passing = ", and the next while it is written" if kept > limit else ""
+    what = f"the model and {plural(min(kept, limit), 'checkpoint')}{passing}"
+    here = bool(job.config.get("use_cpu")) or has_gpu()
+    return disk_finding(2 * trained + kept * checkpoint, job.output_dir, what, advice, here=here)
 
 
 def _checkpoints(job: SftJob, steps: int | None) -> int | None:
     """Return how many checkpoints are on the disk at once: the next is written before the oldest is deleted."""
-    config = job.config
+    config, every = job.config, float(job.config.get("save_steps") or 500)
     limit = config.get("save_total_limit")
-    every = float(config.get("save_steps") or 500)
     match config.get("save_strategy", "steps"):
         case "no":
             written: int | None = 0

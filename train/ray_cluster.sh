@@ -4,7 +4,7 @@
 #   on the first node:  NODE_IP=10.0.0.1 train/ray_cluster.sh head                        (PORT: 6379 by default)
 #   on each other node: HEAD=10.0.0.1:6379 NODE_IP=10.0.0.2 train/ray_cluster.sh node     (RAY_AUTH_TOKEN_PATH: a copy of the head's)
 #   on the head:        wait 2 returns when 2 nodes have joined (WAIT_S: seconds until it gives up; HEAD=... on another node)
-#   then, on any node:  MODEL=... train/web_agent/rl/train_dapo_web_agent.sh ray_address=10.0.0.1:6379
+#   then, on the first: MODEL=... train/web_agent/rl/train_dapo_web_agent.sh ray_address=10.0.0.1:6379
 # It stays in the foreground. Stopping it stops the node. Keys and addresses of tools must be in its environment
 # (environment.sh), which workers inherit. The repository, models, data and output folders need the same paths on all nodes.
 set -euo pipefail

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from afm.errors import ConfigError, MissingExtraError, exists_next_to, no_such_file
+from afm.errors import ConfigError, MissingExtraError
 from afm.findings import (
     BUILD_ADVICE,
     FLASH_ATTENTION,
@@ -23,6 +23,7 @@ from afm.findings import (
     Finding,
     Level,
     Report,
+    absent,
     failed,
     fetch_advice,
     has_gpu,
@@ -123,9 +124,8 @@ def start_findings(settings: RlSettings, *, here: bool) -> list[Finding]:
     report = Report()
     for file in (*settings.train_files, *settings.val_files):
         if not Path(file).is_file():
-            advice = exists_next_to(file, settings.recipe_file) or made_by(file)
-            text = f"{file}: {no_such_file(file)} (train_files, val_files){advice}"
-            report.add(Finding(Level.ERROR, "data", text))
+            text, advice = absent(file, settings.recipe_file)
+            report.add(Finding(Level.ERROR, "data", f"{file}: {text} (train_files, val_files){advice}"))
         else:
             report.asked("data", partial(check_file, file))
     config = _composed(settings) if settings.platform == "cpu" or here else None
@@ -187,10 +187,9 @@ def _model(settings: RlSettings, *, here: bool) -> Finding:
     expected = "expected a model's folder" + (
         ", or ORGANISATION/NAME on the hub" if settings.platform == "gpu" else ""
     )
-    advice = exists_next_to(folder, settings.recipe_file) or made_by(folder)
+    text, advice = absent(folder, settings.recipe_file, "folder")
     advice += fetch_advice(settings.model, "model" if settings.platform == "gpu" else "")
-    absent = f"{settings.model}: {no_such_file(folder, 'folder')}; {expected} (model){advice}"
-    return Finding(Level.ERROR, "model", absent)
+    return Finding(Level.ERROR, "model", f"{settings.model}: {text}; {expected} (model){advice}")
 
 
 def _packages(config: Any, *, here: bool) -> Iterator[Finding]:
@@ -334,7 +333,8 @@ def _arithmetic(
 ) -> None:
     """Sizes of batches, episodes, the judge's bill, memory and disk."""
     shape = report.asked("model", lambda: model_shape(settings.model))
-    report.add(*size_findings(config, sizes, shape))
+    on_cpu = settings.platform == "cpu"
+    report.add(*(_of_processes(each) if on_cpu else each for each in size_findings(config, sizes, shape)))
     steps = sizes.steps
     if rows is not None:
         steps = report.asked("steps", lambda: steps_of(config, rows.count))
@@ -366,6 +366,11 @@ def _arithmetic(
     elif config.actor_rollout_ref.rollout.name == CPU_ENGINE:
         engine = (config.actor_rollout_ref.rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
         report.add(cpu_memory_finding(sizes, shape, engine.get("processes", 1)))
+
+
+def _of_processes(finding: Finding) -> Finding:
+    """Count processes of the CPU instead of GPUs."""
+    return replace(finding, text=finding.text.replace(" GPUs:", " processes:").replace(" GPU:", " process:"))
 
 
 def _of_agent(finding: Finding, route: Route) -> Finding:

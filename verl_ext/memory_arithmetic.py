@@ -22,6 +22,7 @@ from afm.memory_arithmetic import (
     disk_finding,
     gpu_finding,
     layer_bytes,
+    size_text,
 )
 from afm.terminal import plural
 from verl_ext.sizes import Placement, RunSizes
@@ -246,10 +247,11 @@ def checkpoint_finding(
     # With 1 to keep, verl removes the old one only when the new one is complete.
     limit = max(2, sizes.kept) if sizes.kept else written
     if limit is None:
-        text = f"every checkpoint of {each / GIB:,.1f} GiB is kept, and their number is unknown"
+        text = f"every checkpoint of {size_text(each)} is kept, and their number is unknown"
         return Finding(Level.WARNING, "disk", f"{text}; set trainer.max_actor_ckpt_to_keep")
     kept = limit if written is None else min(limit, written)
-    what = f"the exported model and {plural(kept, 'checkpoint')} of {each / GIB:,.1f} GiB"
+    passing = ", the last one only until the next is whole" if sizes.kept and kept > sizes.kept else ""
+    what = f"the exported model and {plural(kept, 'checkpoint')} of {size_text(each)}{passing}"
     advice = "lower trainer.max_actor_ckpt_to_keep, or choose another output_dir"
     if "hf_model" in sizes.saved:
         advice += ", or leave hf_model out of save_contents (afm export merges the workers' shards)"

@@ -329,9 +329,10 @@ def _kind_through_bases(config: Path, seen: frozenset[Path] = frozenset()) -> Fi
     return _kind_through_bases(config.parent / base, seen | {config.resolve()})
 
 
-_WORDS = {Level.OK: "ok", Level.WARNING: "warn", Level.ERROR: "fail"}
+_WORDS = {Level.OK: "ok", Level.INFO: "info", Level.WARNING: "warn", Level.ERROR: "fail"}
 _STYLES = {
     Level.OK: terminal_style("good"),
+    Level.INFO: terminal_style("soft"),
     Level.WARNING: terminal_style("warn"),
     Level.ERROR: terminal_style("bad"),
 }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _WANTED = {"memory": 6.0, "disk": 10.0}
 """GiB that the quickstart needs, with a margin."""
+_START = "tool_servers/servers.sh start"
 _OPEN_FILES = 1024
 _SHARED_GIB = 2.0
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -110,7 +111,9 @@ def _sandbox() -> Finding:
 def _judge(settings: Environment) -> Iterator[Finding]:
     url = settings.grm_base_url
     if url is None:
-        yield Finding(Level.OK, "judge", "none (GRM_BASE_URL): rewards with a judge use exact match instead")
+        yield Finding(
+            Level.INFO, "judge", "none (GRM_BASE_URL): rewards with a judge use exact match instead"
+        )
     elif why := asyncio.run(unanswered(url)):
         yield Finding(
             Level.WARNING, "judge", f"no answer from {url} ({why}); start the judge, or correct GRM_BASE_URL"
@@ -152,19 +155,27 @@ def _servers(settings: Environment, report: Report) -> Iterator[Finding]:
     except (ImportError, AfmError) as error:
         yield Finding(Level.WARNING, "servers", f"cannot be checked: {error}; run this inside a checkout")
         return
+    ready, unset = list[str](), list[str]()
     for name, kind in KINDS.items():
         try:
             port = kind.port(settings)
             if asyncio.run(unanswered(f"{settings.server_address(port)}/health")) is None:
-                yield Finding(Level.OK, "servers", f"{name}: something answers on port {port}")
+                ready.append(f"{name} (something answers on port {port})")
                 continue
             _, port = checked_command(name, folder, (), settings)
-        except NotSetUpError as error:
-            yield Finding(Level.OK, "servers", f"{name}: not set up ({error})")
+        except NotSetUpError:
+            unset.append(name)
         except AfmError as error:
             yield Finding(Level.WARNING, "servers", f"{name}: {' '.join(str(error).split())}")
         else:
-            yield Finding(Level.OK, "servers", f"{name}: can start, port {port} is free")
+            ready.append(f"{name} (can start on port {port})")
+    if ready:
+        yield Finding(Level.OK, "servers", ", ".join(ready))
+    if unset:
+        text = (
+            f"not set up, needed only for their tools: {', '.join(unset)}. What they lack: {_START} --dry-run"
+        )
+        yield Finding(Level.INFO, "servers", text)
 
 
 def _browser() -> Finding:

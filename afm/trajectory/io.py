@@ -172,7 +172,7 @@ _UTF_16 = {"UTF-16": (b"\xff\xfe", b"\xfe\xff"), "UTF-16LE": (b"{\0", b"[\0"), "
 _OVER_LINES = "a JSON object over several lines, expected one JSON value per line; write it so: jq -c . FILE > ROWS.jsonl"
 _TABLE = (
     "a table (CSV), expected one JSON object per line; questions in a file that ends in .csv are read by "
-    "afm data prepare tasks QUESTIONS.csv --data-source NAME -o TASKS.jsonl"
+    "afm data prepare tasks FILE --data-source NAME -o TASKS.jsonl"
 )
 _HEADER = re.compile(rb'("[^"]*"|[A-Za-z_][^{\[:"]*)[,;\t][^{\[]*\Z')
 

@@ -99,7 +99,9 @@ def test_what_a_recipe_misses_comes_with_the_commands_that_make_it(monkeypatch: 
     settings = load_settings(ROOT / "configs/rl/code_dapo_7b.yaml", ["val_files=runs/own.parquet"])
     texts = [finding.text for finding in start_findings(settings, here=True)]
     train = next(text for text in texts if text.startswith("data/code_agent/rl/train.parquet: no such file"))
-    assert train.endswith("; to make it: python data/code_agent/download.py && data/code_agent/prepare.sh")
+    assert train.endswith(
+        "; to make it: afm data download code_agent --output-dir data/code_agent/raw && data/code_agent/prepare.sh"
+    )
     model = next(text for text in texts if text.startswith("models/code_agent_7b_sft: no such folder"))
     assert model.endswith(": afm data download models --output-dir models --only code_agent_7b_sft")
     assert any(text.endswith("own.parquet: no such file (train_files, val_files)") for text in texts)
