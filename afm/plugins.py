@@ -58,8 +58,8 @@ _FOLDERS: set[str] = set()
 def import_module_of(name: str, folder: Path | None, where: str) -> ModuleType:
     """Import the module of the class ``name``, for example ``my_tools`` of ``my_tools.Clock``.
 
-    A file or package in ``folder`` wins over an installed one. It needs no PYTHONPATH. The first file of a folder is
-    named on standard error.
+    A file or package in ``folder`` wins over an installed one. It needs no PYTHONPATH, and its path is printed to
+    standard error when it is imported.
 
     Args:
         folder: The folder of the YAML that names the class; ``None`` where the settings came without a file.
@@ -220,15 +220,13 @@ def _import_file(top: str, file: Path) -> None:
         raise ConfigError(f"{top!r} is a module of Python; rename {file}")
     require_trust(f"{file} is Python code and was not imported", distrust(file))
     folder = str(file.parent.parent if file.name == "__init__.py" else file.parent)
-    name, known = file.relative_to(folder), folder in _FOLDERS
     _FOLDERS.add(folder)
     if folder not in sys.path:
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(top, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python file")
-    if not known:
-        print(f"running your code in {folder}: {name}", file=sys.stderr, flush=True)
+    print(f"running your code: {file}", file=sys.stderr, flush=True)
     sys.modules[top] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

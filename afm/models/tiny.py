@@ -108,14 +108,12 @@ def create_tiny_model(
         ConfigError: ``hidden_size`` is not an even multiple of ``heads``.
     """
     if hidden_size % heads or (hidden_size // heads) % 2:
-        raise ConfigError(
-            f"hidden_size {hidden_size} divided by heads {heads} is not an even integer; choose other sizes"
-        )
+        per_head = f"hidden_size {hidden_size} divided by heads {heads}"
+        raise ConfigError(f"{per_head} is not an even integer; choose other sizes")
     try:
         import torch
 
-        if not torch.cuda.is_available():
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
+        _quiet_deepspeed(torch.cuda.is_available())
         from transformers import AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
     except ImportError:
         raise MissingExtraError("transformers", "sft") from None
@@ -145,6 +143,12 @@ def create_tiny_model(
         model.save_pretrained(str(out_dir))
     tokenizer.save_pretrained(str(out_dir))
     return int(model.num_parameters())
+
+
+def _quiet_deepspeed(has_gpu: bool) -> None:
+    """Tell DeepSpeed, which transformers imports, that there is no GPU. Otherwise it warns that it found none."""
+    if not has_gpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def _with_role_names(texts: Iterable[str]) -> Iterable[str]:

@@ -277,7 +277,7 @@ def test_a_starter_that_was_downloaded_runs_only_when_it_is_trusted(tmp_path: Pa
     assert "--trust" in refused.stdout + refused.stderr
     trusted = afm(tmp_path / "task", "doctor", "tools.yaml", "--trust")
     assert trusted.returncode == 0, trusted.stdout + trusted.stderr
-    assert f"running your code in {tmp_path / 'task'}: weekday_tool.py" in trusted.stderr
+    assert f"running your code: {tmp_path / 'task/weekday_tool.py'}" in trusted.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from afm.evaluation.viewer.index import NAMED
 
 MAX_FOUND = 10_000
 """Limit on the episodes that a full-text search counts."""
+_MAX_SORTED = 100_000
 
 _WORD = re.compile(r'"([^"]+)"|(\S+)')
 
@@ -78,14 +79,14 @@ def listing(
 ) -> Listing:
     """Return rows ``offset`` to ``offset + limit`` of the filtered episodes.
 
-    In the order of files, those of the files ``first`` come first.
+    In the order of files, those of the files ``first`` come first, unless there are too many to sort for each page.
     """
     where, values = _where(connection, filters)
     if where is None:
         return Listing((), 0)
     total, capped = _count(connection, where, values, bounded=bool(filters.text.strip()))
     keys = _ORDERS[order]
-    if order is Order.FILE and first and "file" not in filters.names:
+    if order is Order.FILE and first and "file" not in filters.names and total <= _MAX_SORTED:
         names = dict(connection.execute("SELECT name, id FROM names WHERE kind = 'file'").fetchall())
         ranks = [f"WHEN {names[path]} THEN {rank}" for rank, path in enumerate(first) if path in names]
         keys = f"CASE file {' '.join(ranks)} ELSE {len(first)} END, {keys}" if ranks else keys
