@@ -231,7 +231,7 @@ def table(runs: list[dict[str, Any]], changes: list[dict[str, Any]]) -> Iterator
         mine = sorted((run for run in runs if run["set"] == name), key=lambda run: run["seed"])
         scores = [run["pass_at_1"]["value"] for run in mine]
         change = next((row for row in changes if row["set"] == name), None)
-        minus = f"{change['value']:+.3f} ({change['low']:.3f} .. {change['high']:.3f})" if change else ""
+        minus = f"{change['value']:+.3f} ({change['low']:.3f} to {change['high']:.3f})" if change else ""
         means = [statistics.mean(run[key] for run in mine) for key in ("format_valid", "tool_calls")]
         yield (
             f"| {name} | {mine[0]['of']:,} | {' | '.join(f'{score:.3f}' for score in scores)} "

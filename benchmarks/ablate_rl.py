@@ -98,7 +98,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         change = row["gain"]
         yield (
             f"| {row['variant']} | {row['seed']} | {row['sft']:.3f} | {row['rl']:.3f} "
-            f"| {change['value']:+.3f} ({change['low']:.3f} .. {change['high']:.3f}) "
+            f"| {change['value']:+.3f} ({change['low']:.3f} to {change['high']:.3f}) "
             f"| {row['entropy'][0]:.3f} -> {row['entropy'][-1]:.3f} | {row['seconds']:.0f} |"
         )
 

@@ -355,7 +355,7 @@ def keep(row: dict[str, Any], record: Path) -> None:
 def table_row(row: dict[str, Any]) -> str:
     """One line of the Markdown table."""
     scores = [
-        f"{each['value']:.3f} ({each['low']:.3f} .. {each['high']:.3f})"
+        f"{each['value']:.3f} ({each['low']:.3f} to {each['high']:.3f})"
         for each in map(row.get, ("before", "after", "gain"))
     ]
     minutes = sum(row["seconds"].values()) / 60

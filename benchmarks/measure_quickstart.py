@@ -141,7 +141,7 @@ def table_row(row: dict[str, Any]) -> str:
     sft, rl, paired = row["eval_sft"], row["eval_rl"], row["comparison"]
     return (
         f"| {row['seed']} | {sft['pass_at_1']['value']:.3f} | {rl['pass_at_1']['value']:.3f} "
-        f"| {paired['value']:+.3f} ({paired['low']:.3f} .. {paired['high']:.3f}) | {rl['format_valid']:.3f} "
+        f"| {paired['value']:+.3f} ({paired['low']:.3f} to {paired['high']:.3f}) | {rl['format_valid']:.3f} "
         f"| {sft['tool_calls']:.2f} -> {rl['tool_calls']:.2f} "
         f"| {row['seconds'] / 60:.1f} | {row['cpu_seconds'] / 60:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
     )

@@ -305,7 +305,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         for name, seen in row["systems"].items():
             score = seen["pass_at_1"] or dict.fromkeys(("value", "low", "high"), float("nan"))
             yield (
-                f"| {row['seed']} | {name} | {score['value']:.3f} ({score['low']:.3f} .. {score['high']:.3f}) "
+                f"| {row['seed']} | {name} | {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f}) "
                 f"| {seen['agent_tokens']:.0f} | {seen['generations']:.1f} | {seen['tool_calls']:.2f} |"
             )
 

@@ -17,18 +17,19 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 end_watcher() { if [ -n "$watcher" ]; then kill "$watcher" && wait "$watcher" || true; fi; watcher=; } 2>/dev/null
 trap end_watcher EXIT
 
-# Shows seconds, packages of this step and of TOTAL (0: not counted), and the last line of the log that is not a warning. On a
-# terminal it rewrites one line every second; elsewhere it prints a line every 15 seconds.
+# Shows seconds, packages of this step and of TOTAL (0: not counted), and what pip is doing. On a terminal it
+# rewrites one line every second; elsewhere it prints a line every 15 seconds.
 watch_step() { # TOTAL
-  local begun=$SECONDS text there
+  local begun=$SECONDS text there fetched now
   while sleep "$pause" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+    read -r fetched now < <(awk '/^== /{n=0; now=""} /^(Collecting|Processing) /{n++} /^Installing collected /{now="unpacking"}
+      /^ *(Collecting|Downloading|Building) /{now=$1 " " $2} END{print n+0, now}' "$log")
     text="$((SECONDS - begun)) s"
     if [ "$1" -gt 0 ]; then
-      text+=", $(awk '/^== /{n=0} /^(Collecting|Processing) /{n++} END{print n+0}' "$log") packages fetched"
       there=$(find "$VENV"/lib -maxdepth 4 -name '*.dist-info' 2>/dev/null | wc -l)   # a torch with CUDA brings more
-      text+=", $((there < $1 ? there : $1)) of $1 installed"
+      text+=", $fetched packages fetched, $((there < $1 ? there : $1)) of $1 installed"
     fi
-    text+=", $(grep -v '^WARNING' "$log" 2>/dev/null | tail -n 1 | tr -d '\r\t' | sed 's/^ *//' | cut -c1-100)"
+    text+=${now:+, $now}
     if [ -t 1 ]; then printf '\r\033[K      %.70s' "$text"; else printf '      %.110s\n' "$text"; fi
   done
 }

@@ -106,7 +106,7 @@ async def _check(backend: str, only: str, as_json: bool) -> int:
     try:
         isolation = await box.isolation()
         if not as_json:
-            print(*isolation, "", f"{'it tries to':62} {'expected':16} {'verdict':12} seen", sep="\n")
+            print(*isolation, "", f"{'it tries to':62} verdict", sep="\n")
         async for finding in check_sandbox(box, attacks):
             verdict = "stopped" if finding.passed else "known limit" if finding.known_limit else "GOT THROUGH"
             verdicts[verdict] += 1
@@ -116,8 +116,9 @@ async def _check(backend: str, only: str, as_json: bool) -> int:
                     json.dumps(row | {"seen": finding.seen, "known_limit": finding.known_limit}), flush=True
                 )
             else:
-                seen = finding.known_limit or finding.seen
-                print(f"{row['attack']:62} {row['expected']:16} {verdict:12} {seen}", flush=True)
+                through = f": expected {row['expected']}, saw {finding.seen}"
+                why = "" if finding.passed else f": {finding.known_limit}" if finding.known_limit else through
+                print(f"{row['attack']:62} {verdict}{why}", flush=True)
     finally:
         await box.close()
     if not as_json:

@@ -70,7 +70,7 @@ def test_the_table_and_the_pictures_show_the_recorded_figures() -> None:
     assert record["command"] in TEXT
     for seed in record["seeds"]:
         gain = seed["after_rl"] - seed["after_sft"]
-        row = f"| {seed['seed']} | {seed['after_sft']:.3f} | {seed['after_rl']:.3f} | {gain:+.3f} ({seed['low']:.3f} .. {seed['high']:.3f}) |"
+        row = f"| {seed['seed']} | {seed['after_sft']:.3f} | {seed['after_rl']:.3f} | {gain:+.3f} ({seed['low']:.3f} to {seed['high']:.3f}) |"
         assert row in TEXT
         assert f"| {seed['minutes']} | {seed['peak_gib']} GiB |" in TEXT
 

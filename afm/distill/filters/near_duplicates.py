@@ -194,9 +194,7 @@ class Twin(NamedTuple):
 
     def named(self, identity: str) -> str:
         """Return its name for a row called ``identity``. If the ids are equal, it has the number of the row."""
-        return (
-            repr(self.id) if self.id != identity else f"row {self.row:,}, which has the same id {self.id!r}"
-        )
+        return repr(self.id) if self.id != identity else f"row {self.row:,}, which has the same id"
 
 
 class DuplicateIndex:

@@ -113,7 +113,7 @@ def test_a_twin_with_the_id_of_the_row_is_named_with_its_number(lines, wiki, tmp
     gone = load_records(tmp_path / "out/dropped.jsonl")[-1]
     assert (gone.id, gone.reason) == (
         "row-0",
-        "near_duplicates: 1.00 similar to row 2, which has the same id 'row-0'",
+        "near_duplicates: 1.00 similar to row 2, which has the same id",
     )
 
 
