@@ -364,7 +364,8 @@ def exists_next_to(path: str | Path, config: str | Path | None) -> str:
     folder = Path(config).parent if config is not None else None
     if folder is None or Path(path).is_absolute() or Path(path).exists() or not (folder / path).exists():
         return ""
-    return f"; {folder / path} exists: cd {shlex.quote(str(folder))} and run the command there"
+    there = f"cd {shlex.quote(str(folder))} and run the command there with {Path(str(config)).name}"
+    return f"; {folder / path} exists: {there}"
 
 
 def described(error: AfmError | OSError, output: str = "--output-dir") -> str:

@@ -285,8 +285,10 @@ def _files_of(folder: Path, spec: AgentSpec) -> str:
     except (ConfigError, UsageError):
         return f" --agent {spec.name}"
     words = f" --agent {shlex.quote(settings.agent or spec.name)}"
-    own = isinstance(settings.tools, Path) and not settings.tools.resolve().is_relative_to(shipped)
-    return f"{words} --tools {shlex.quote(str(settings.tools))}" if own else words
+    tools = settings.tools
+    if not isinstance(tools, Path) or not tools.is_file():  # a relative path is wrong in the copy of a run
+        return words
+    return words if tools.resolve().is_relative_to(shipped) else f"{words} --tools {shlex.quote(str(tools))}"
 
 
 def read_comparison(

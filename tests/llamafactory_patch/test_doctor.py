@@ -268,7 +268,7 @@ def test_paths_that_lie_next_to_the_yaml_are_found_from_another_folder(
     for check, path in ((check_model, "runs/start"), (check_data, "runs/dataset_info.json")):
         with pytest.raises(ConfigError) as caught:
             check(job)
-        advice = f"; my task/{path} exists: cd 'my task' and run the command there"
+        advice = f"; my task/{path} exists: cd 'my task' and run the command there with sft.yaml"
         assert str(caught.value).endswith(advice)
     monkeypatch.chdir(task)
     check_model(resolve("sft.yaml"))
