@@ -140,8 +140,9 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
         ConfigError: The file is missing, is not YAML, holds no mapping with words as keys, or is of another kind. Or it
             runs code that needs ``--trust`` (:mod:`afm.plugins`).
     """
-    if path.suffix in _ROW_SUFFIXES and path.is_file():
-        raise ConfigError(f"{path}: holds rows of data, expected a YAML of {what}; see afm list --help")
+    if path.suffix in (*_ROW_SUFFIXES, ".py") and path.is_file():
+        holds = "Python code" if path.suffix == ".py" else "rows of data"
+        raise ConfigError(f"{path}: holds {holds}, expected a YAML of {what}; see afm list --help")
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -267,7 +267,7 @@ def fault_words(fault: Mapping[str, Any], unknown: str = "unknown key") -> str:
 
 def first_fault(error: Any, whole: str = "the object") -> str:
     """Return the first fault of a ``pydantic.ValidationError`` with its key. ``whole`` stands for an empty key."""
-    fault = error.errors(include_url=False)[0]
+    fault = error.errors()[0]
     return f"{'.'.join(map(str, fault['loc'])) or whole}: {fault_words(fault)}"
 
 

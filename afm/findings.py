@@ -205,7 +205,7 @@ def made_by(path: str | Path) -> str:
             return f"; to make it: afm data download {name} --all --output-dir {raw} && {prepare}"
         case ["models", name] if name in published:
             fetch = f"afm data download models --output-dir models --only {name}"
-            return f"; train it (docs/sft.md), or fetch the published one: {fetch}"
+            return f"; train it (afm sft CONFIG), or fetch the published one: {fetch}"
     return ""
 
 

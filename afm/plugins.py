@@ -28,7 +28,7 @@ from afm.errors import ConfigError, OwnCodeError, suggestion, utf8_advice
 DOWNLOAD_MANIFEST = "download.manifest.json"
 """Name of the manifest in a folder that ``afm data download`` fills."""
 _HUB_NOTES = Path(".cache/huggingface/download")
-"""Folder of the notes that ``hf download --local-dir`` writes, one for each file."""
+"""Folder that ``hf download --local-dir`` makes in the folder it fills."""
 _HUB_CACHES = ("models--", "datasets--", "spaces--")
 """Prefixes of the repositories' folders in the Hub's cache."""
 _CODE_KEYS = {
@@ -298,8 +298,7 @@ def _origin(file: Path) -> str:
     """Return that ``file`` was downloaded, with the sign of it; empty if there is no sign."""
     for name in {file.absolute(), file.resolve()}:
         for folder in name.parents:
-            note = _HUB_NOTES / name.relative_to(folder)
-            signs = [folder / DOWNLOAD_MANIFEST, folder / note.with_name(f"{note.name}.metadata")]
+            signs = [folder / DOWNLOAD_MANIFEST, folder / _HUB_NOTES]
             if folder.name.startswith(_HUB_CACHES):
                 signs.append(folder / "snapshots")
             if sign := next((sign for sign in signs if sign.exists()), None):

@@ -356,7 +356,7 @@ def _arithmetic(
         size = next((size for size in ("32", "3", "1.5") if f"_{size}b" in settings.model.lower()), "7")
         advice = f"to get one, set model=Qwen/Qwen2.5-{size}B-Instruct or another known name"
         if settings.platform == "cpu":
-            advice = "fine-tune it first (docs/sft.md)"
+            advice = "fine-tune it first: afm sft CONFIG"
         report.add(Finding(Level.WARNING, "memory", f"{text}; {advice}"))
         return
     here = settings.platform == "cpu" or has_gpu()

@@ -275,7 +275,7 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> RlSettings
     for key in ("tools", "rewards"):
         read_in_place(data, key, overrides)
     apply_overrides(data, overrides)
-    if not _RUN & data.keys():
+    if not _RUN & data.keys() and data.keys() <= RlSettings.model_fields.keys():
         raise ConfigError(
             f"{path}: is a part of a run, without {', '.join(sorted(_RUN))}; add it to a recipe in a YAML of your own: "
             f"`extends: [RECIPE.yaml, {path}]`"

@@ -124,7 +124,8 @@ def ask(
     if question is not None and not question.strip():
         raise UsageError("QUESTION is empty; leave it out to open a chat")
     spec = _agent(agent, model_option(model))
-    source = _prompt(spec, prompt, tokenizer if "://" in model else model, check=not no_prompt_check)
+    trained = tokenizer if "://" in model else model
+    source = _prompt(spec, prompt, trained, check=not no_prompt_check, named=agent is not None)
     conversation = open_conversation(spec, save, resume, source)
     known = None if prices is None else _known_prices(prices, spec)
     boxes = _tools(spec, tools, model if agent is None else agent)
@@ -172,8 +173,14 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
     raise UsageError(f"{model}: the agent is unknown; give --agent NAME")
 
 
-def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bool) -> PromptSource:
-    """Return the source of the prompt, after checking that the model was trained with it."""
+def _prompt(
+    spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bool, named: bool
+) -> PromptSource:
+    """Return the source of the prompt, after checking that the model was trained with it.
+
+    Args:
+        named: Whether the agent is that of ``--agent``.
+    """
     from afm.agents.prompt_record import run_prompts
 
     try:
@@ -187,7 +194,8 @@ def _prompt(spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bo
         if not of_runs:
             raise
         ways = "--prompt FILE (the text that the model was trained with), or --no-prompt-check to ask it all the same"
-        raise ConfigError(f"{differs}; add {ways}") from None
+        leave = "leave --agent out to ask it as it was trained, " if named else ""
+        raise ConfigError(f"{differs}; {leave}add {ways}") from None
 
 
 def _known_prices(path: str, spec: AgentSpec) -> Prices:

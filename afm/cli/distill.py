@@ -21,6 +21,7 @@ from afm.cli.options import (
     print_losses,
     reward_beside,
 )
+from afm.configuration import read_file
 from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError, with_path
 from afm.terminal import plural
 
@@ -83,6 +84,10 @@ def distill(
 
     if overrides and team is None:
         raise UsageError(f"{overrides[0]!r}: overrides change the file of --team; give one: --team FILE")
+    if team is not None:
+        read_file(
+            team, "a team"
+        )  # the rewards are checked before the team is opened, and do not know its kind
     view = ProgressView()
     opened = opened_team(team, agent, tools, seed, overrides or ())
     try:

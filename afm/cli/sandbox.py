@@ -157,6 +157,7 @@ def install(
     names = packages or [name for group in WARM for name in group]
     if missing and not (names := [name for name in names if not found.has(name)]):
         return
+    print(f"installing for {found.binary}: {' '.join(names)}", file=sys.stderr)
     target = install_packages(names, found.binary, found.version, folder)
     print(f"{' '.join(names)} for {found.binary} in {target}")
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from afm.errors import DataError, MissingExtraError
+from afm.errors import DataError, MissingExtraError, first_fault
 from afm.evaluation.page import template
 from afm.evaluation.viewer.episodes import episode_view, read_episode, token_view
 from afm.evaluation.viewer.index import NAMED, EpisodeIndex, Progress
@@ -147,6 +147,7 @@ def make_app(index: EpisodeIndex, follower: Follower, run_files: RunFiles) -> "F
 def _secure(app: "FastAPI") -> None:
     """Answer only this machine, with :data:`_HEADERS`. Errors are JSON."""
     from fastapi import Request
+    from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse, PlainTextResponse
 
     @app.middleware("http")
@@ -161,6 +162,10 @@ def _secure(app: "FastAPI") -> None:
     @app.exception_handler(KeyError)
     async def absent(request: Request, error: KeyError) -> JSONResponse:
         return JSONResponse({"error": f"there is no {_noun(request.url.path)} {error}"}, 404)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"error": first_fault(error)}, 422)
 
     @app.exception_handler(DataError)
     async def unreadable(request: Request, error: DataError) -> JSONResponse:
