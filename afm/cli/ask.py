@@ -124,8 +124,7 @@ def ask(
     if question is not None and not question.strip():
         raise UsageError("QUESTION is empty; leave it out to open a chat")
     spec = _agent(agent, model_option(model))
-    trained = tokenizer if "://" in model else model
-    source = _prompt(spec, prompt, trained, check=not no_prompt_check, named=agent is not None)
+    source = _prompt(spec, agent, prompt, tokenizer if "://" in model else model, check=not no_prompt_check)
     conversation = open_conversation(spec, save, resume, source)
     known = None if prices is None else _known_prices(prices, spec)
     boxes = _tools(spec, tools, model if agent is None else agent)
@@ -174,13 +173,9 @@ def _agent(agent: str | None, model: str) -> AgentSpec:
 
 
 def _prompt(
-    spec: AgentSpec, prompt: str, model: str | Path | None, *, check: bool, named: bool
+    spec: AgentSpec, agent: str | None, prompt: str, model: str | Path | None, *, check: bool
 ) -> PromptSource:
-    """Return the source of the prompt, after checking that the model was trained with it.
-
-    Args:
-        named: Whether the agent is that of ``--agent``.
-    """
+    """Return the source of the prompt, after checking that the model was trained with it. ``agent`` is ``--agent``."""
     from afm.agents.prompt_record import run_prompts
 
     try:
@@ -194,7 +189,7 @@ def _prompt(
         if not of_runs:
             raise
         ways = "--prompt FILE (the text that the model was trained with), or --no-prompt-check to ask it all the same"
-        leave = "leave --agent out to ask it as it was trained, " if named else ""
+        leave = "leave --agent out to ask it as it was trained, " if agent is not None else ""
         raise ConfigError(f"{differs}; {leave}add {ways}") from None
 
 
