@@ -99,7 +99,7 @@ def from_hub_cache(folder: Path, name: str) -> Path:
 
 def from_hub_to_folder(folder: Path, name: str) -> Path:
     """As `hf download --local-dir` writes: notes, here of another file, because one file may have been added later."""
-    write(folder, f".cache/huggingface/download/set/tools.yaml.metadata", "")
+    write(folder, ".cache/huggingface/download/set/tools.yaml.metadata", "")
     return write(folder, f"set/{name}")
 
 
