@@ -166,7 +166,7 @@ def read_file(path: Path, what: str = "settings") -> dict[str, Any]:
             odd = next(key for key in data if not isinstance(key, str))
             raise ConfigError(f"{path}: got the key {odd!r}, expected words as the keys of {what}")
         got = "nothing" if data is None else json_word(data)
-        raise ConfigError(f"{path}: got {got}, expected a mapping of {what}")
+        raise ConfigError(f"{path}: got {got}, expected a mapping of {what}, with lines such as `key: value`")
     _refuse_other_kind(path, data, what)
     check_code_of(path, data)
     return data

@@ -155,6 +155,8 @@ def prepare_sft(
 
     A trajectory that breaks the agent's rules is an error, and so is a call that its tool would refuse. Rows with
     `kept: false` are left out.
+
+    Example: afm data prepare sft runs/quickstart/distill/trajectories.jsonl --agent math --name mine --output-dir runs/data
     """
     from afm.datasets.sft_files import write_sft
     from afm.tools.registry import readers_of

@@ -52,6 +52,8 @@ def report(
 
     It shows scores, published scores, curves, failures and trajectories. The report is also written as Markdown (.md)
     and JSON (.json), in the same folder.
+
+    Example: afm report runs/quickstart --open
     """
     from afm.configuration import describe_yaml
 

@@ -73,6 +73,8 @@ def reward(
 
     The shipped attacks test the shipped scorers. Attacks on a scorer of your own are made from the questions and gold
     answers in FILE: afm reward --attack FILE --rewards YAML
+
+    Example: afm reward runs/quickstart/eval_rl/episodes.jsonl --agent math
     """
     if attack:
         config = file if file is not None and file.suffix in (".yaml", ".yml") else None

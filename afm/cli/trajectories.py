@@ -82,6 +82,8 @@ def filter_files(
 
     kept.jsonl and dropped.jsonl hold the rows; each dropped row has its reason. The result does not depend on
     --processes. If interrupted, run the same command again to resume.
+
+    Example: afm data filter runs/quickstart/distill/trajectories.jsonl --agent math --output-dir runs/filtered
     """
     from afm.distill.filters.base import first_reasons
     from afm.distill.filters.run import filter_files as run

@@ -55,7 +55,7 @@ _FAILED = re.compile(r"'(?P<tool>[^'\n]+)' with arguments (?P<rest>.*)", re.DOTA
 def _parse(row: Any) -> Dialogue:
     steps = _steps(row)
     if not steps:
-        raise DataError(f"expected a list of steps, or one under {', '.join(_STEPS)}")
+        raise DataError(f"got {json_word(row)}, expected a list of steps, or one under {', '.join(_STEPS)}")
     outer = row if isinstance(row, dict) else {}
     log = _StepWalk()
     take_all(steps, log.take, "step {}")
