@@ -21,7 +21,6 @@ from afm.cli.options import (
     print_losses,
     reward_beside,
 )
-from afm.configuration import read_file
 from afm.errors import BudgetSpentError, ConfigError, DataError, UsageError, with_path
 from afm.terminal import plural
 
@@ -80,6 +79,7 @@ def distill(
 
     Example: afm data distill tasks.jsonl --team configs/distill/mhqa.yaml --output-dir data/mhqa budget.usd=5
     """
+    from afm.configuration import read_file
     from afm.terminal import ProgressView
 
     if overrides and team is None:

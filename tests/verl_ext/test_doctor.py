@@ -154,7 +154,7 @@ def test_other_attention_needs_no_flash_attn_unless_there_is_a_critic(look: Look
     assert "keys" in of(web, Level.OK)
     assert ["vllm" in text for text in of(web, Level.WARNING)["packages"]] == [True]
     critic = of(look(ROOT / "configs/rl/mhqa_ppo_7b.yaml", attention), Level.WARNING)["packages"]
-    assert "hard-codes it for the critic" in critic[1]
+    assert "its critic has no other choice" in critic[1]
 
 
 @pytest.mark.slow
