@@ -79,13 +79,9 @@ class Finding:
     @property
     def next_step(self) -> str:
         """The last clause of a warning or error: what to do; empty if there is nothing to do."""
-        return (
-            ""
-            if self.level in (Level.OK, Level.INFO)
-            else self.text.rpartition("; ")[2]
-            if "; " in self.text
-            else ""
-        )
+        if self.level in (Level.OK, Level.INFO) or "; " not in self.text:
+            return ""
+        return self.text.rpartition("; ")[2]
 
 
 class Report:

@@ -333,8 +333,7 @@ def _arithmetic(
 ) -> None:
     """Sizes of batches, episodes, the judge's bill, memory and disk."""
     shape = report.asked("model", lambda: model_shape(settings.model))
-    on_cpu = settings.platform == "cpu"
-    report.add(*(_of_processes(each) if on_cpu else each for each in size_findings(config, sizes, shape)))
+    report.add(*size_findings(config, sizes, shape))
     steps = sizes.steps
     if rows is not None:
         steps = report.asked("steps", lambda: steps_of(config, rows.count))
@@ -366,11 +365,6 @@ def _arithmetic(
     elif config.actor_rollout_ref.rollout.name == CPU_ENGINE:
         engine = (config.actor_rollout_ref.rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
         report.add(cpu_memory_finding(sizes, shape, engine.get("processes", 1)))
-
-
-def _of_processes(finding: Finding) -> Finding:
-    """Count processes of the CPU instead of GPUs."""
-    return replace(finding, text=finding.text.replace(" GPUs:", " processes:").replace(" GPU:", " process:"))
 
 
 def _of_agent(finding: Finding, route: Route) -> Finding:

@@ -247,7 +247,7 @@ def size_findings(config: Any, sizes: RunSizes, shape: ModelShape | None = None)
     if packed != asked:  # verl asserts it in a worker
         text = f"rollout.log_prob_use_dynamic_bsz is {asked}, but actor.use_dynamic_bsz is {packed}: verl requires equal values"
         yield Finding(Level.ERROR, "batch", f"{text}; remove the first")
-    yield from split_findings(sizes, shape)
+    yield from split_findings(sizes, shape, config.trainer.device)
     if not sizes.hardware.world % sizes.sequence_parallel:
         yield from (Finding(Level.ERROR, "batch", fault) for fault in _batch_faults(config, sizes))
     yield from (Finding(Level.ERROR, "context", fault) for fault in budget_faults(sizes))
@@ -335,7 +335,7 @@ def budget_faults(sizes: RunSizes) -> Iterator[str]:
             yield f"{text}; raise it to {-(-sizes.longest // parts)}"
 
 
-def split_findings(sizes: RunSizes, shape: ModelShape | None) -> Iterator[Finding]:
+def split_findings(sizes: RunSizes, shape: ModelShape | None, device: str = "cuda") -> Iterator[Finding]:
     """Report each size that does not divide, or how the sizes divide if all do."""
     faults = [*_gpu_faults(sizes), *(_model_faults(sizes, shape) if shape else ())]
     gen, one_by_one = sizes.gen_batch, sizes.filtered or sizes.ahead
@@ -349,13 +349,13 @@ def split_findings(sizes: RunSizes, shape: ModelShape | None) -> Iterator[Findin
         yield Finding(Level.WARNING, "batch", f"{text}; remove it")
     if not faults:
         gpus, mini = sizes.hardware.world + (sizes.engine.own_gpus or 0), sizes.mini_batch * sizes.samples
-        text = f"{plural(gpus, 'GPU')}: {plural(sizes.engines, 'rollout engine')} of {sizes.engine.gpus}"
+        place = plural(gpus, "process", "processes") if device == "cpu" else plural(gpus, "GPU")
+        text = f"{place}: {plural(sizes.engines, 'rollout engine')} of {sizes.engine.gpus}"
         text += f", {plural(sizes.ranks, 'data rank')} of {sizes.sequence_parallel}"
         yield Finding(Level.OK, "splits", text)
         text = f"{plural(sizes.batch, 'prompt')} x {plural(sizes.samples, 'sample')} = {sizes.episodes:,} per step, "
-        text += (
-            f"{plural(sizes.batch // sizes.mini_batch * sizes.passes, 'update')} of {plural(mini, 'sample')} "
-        )
+        updates = sizes.batch // sizes.mini_batch * sizes.passes
+        text += f"{plural(updates, 'update')} of {plural(mini, 'sample')} "
         yield Finding(Level.OK, "batch", f"{text}({mini // sizes.ranks:,} per data rank)")
 
 

@@ -85,9 +85,8 @@ def distill(
     if overrides and team is None:
         raise UsageError(f"{overrides[0]!r}: overrides change the file of --team; give one: --team FILE")
     if team is not None:
-        read_file(
-            team, "a team"
-        )  # the rewards are checked before the team is opened, and do not know its kind
+        # The rewards are checked before the team is opened. They would take a reward YAML for a team's.
+        read_file(team, "a team")
     view = ProgressView()
     opened = opened_team(team, agent, tools, seed, overrides or ())
     try:

@@ -14,6 +14,7 @@ from afm.evaluation.viewer.index import NAMED
 MAX_FOUND = 10_000
 """Limit on the episodes that a full-text search counts."""
 _MAX_SORTED = 100_000
+"""Limit on the episodes that are sorted by the rank of their file for each page of the list."""
 
 _WORD = re.compile(r'"([^"]+)"|(\S+)')
 
