@@ -3,20 +3,43 @@
 CPU seconds, because the wall clock of a test says as much about the machine's other jobs as about the test. They
 are those of the test's process and of the child processes that it waited for; a daemon that outlives its test
 (Ray's) is not in them. Tests with the marker `proof` have no limit.
+
+The same run cost 1.5 times as many CPU seconds on a slower machine. So each process also runs a fixed piece of work
+between tests, every `REFERENCE_EVERY_S` seconds. All costs are divided by what it costs here, against `REFERENCE_S`.
 """
 
 import os
+import subprocess
+import sys
+import time
 from collections import defaultdict
+from statistics import fmean
 
 import pytest
 
 PROPERTY = "cpu_seconds"
+REFERENCE_PROPERTY = "reference_cpu_seconds"
+REFERENCE_S = 0.16
+"""What the piece of work costs on the machine whose CPU seconds are the unit (Xeon, 2.8 GHz, idle but for it)."""
+REFERENCE_EVERY_S = 30.0
+_REFERENCE = (
+    "import argparse, asyncio, email.message, http.client, json, logging, sqlite3, unittest\n"
+    "for _ in range(40): json.loads(json.dumps([{str(n): [n, n / 3]} for n in range(300)]))"
+)
+"""Half of it starts Python and imports, as most tests do, and half computes."""
 
 
 def cpu_seconds() -> float:
     """CPU time of this process and its ended children so far."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def reference_seconds() -> float:
+    """CPU seconds of the fixed piece of work, now and here."""
+    before = cpu_seconds()
+    subprocess.run([sys.executable, "-I", "-S", "-c", _REFERENCE], check=True)
+    return cpu_seconds() - before
 
 
 def excesses(
@@ -60,13 +83,20 @@ class CpuBudget:
 
     def __init__(self, config: pytest.Config, limits: tuple[float, float], total_limit: float) -> None:
         self._is_worker = hasattr(config, "workerinput")
+        self._collects = not self._is_worker and bool(config.getoption("numprocesses", None))
         self._limits, self._total_limit = limits, total_limit
         self._mark = 0.0
+        self._next_reference = 0.0
+        self._unreported: list[float] = []
+        self._references: list[float] = []
         self._costs: dict[str, float] = defaultdict(float)
         self._seconds: dict[str, float] = defaultdict(float)
         self._slow: set[str] = set()
 
     def pytest_runtest_logstart(self) -> None:
+        if time.monotonic() >= self._next_reference and not self._collects:
+            self._unreported.append(reference_seconds())
+            self._next_reference = time.monotonic() + REFERENCE_EVERY_S
         self._mark = cpu_seconds()
 
     @pytest.hookimpl(wrapper=True)
@@ -75,10 +105,13 @@ class CpuBudget:
         report = yield
         now = cpu_seconds()
         report.user_properties.append((PROPERTY, now - self._mark))
+        report.user_properties += [(REFERENCE_PROPERTY, cost) for cost in self._unreported]
+        self._unreported.clear()
         self._mark = now
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._references += [cost for name, cost in report.user_properties if name == REFERENCE_PROPERTY]
         if "proof" in report.keywords:
             return
         self._costs[report.nodeid] += sum(cost for name, cost in report.user_properties if name == PROPERTY)
@@ -92,10 +125,17 @@ class CpuBudget:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        total = sum(self._costs.values())
+        total = sum(self._costs.values()) / self._slowness
         terminalreporter.section(f"CPU time of the tests: {total:.0f} of {self._total_limit:.0f} s")
+        terminalreporter.write_line(f"CPU seconds of this machine are divided by {self._slowness:.2f}")
         for line in longest_files(self._costs, self._seconds) + self._excesses():
             terminalreporter.write_line(line)
 
+    @property
+    def _slowness(self) -> float:
+        """How much more a piece of work costs here than on the machine of the limits."""
+        return fmean(self._references) / REFERENCE_S if self._references else 1.0
+
     def _excesses(self) -> list[str]:
-        return excesses(self._costs, self._slow, self._limits, self._total_limit)
+        costs = {test: cost / self._slowness for test, cost in self._costs.items()}
+        return excesses(costs, self._slow, self._limits, self._total_limit)
