@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afm.cli.reproduce_stages import Agent, ChainStage, Reproduction, StageCommand
+from afm.memory_arithmetic import multiplies_bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class WordProblems(Reproduction):
             f"model_name_or_path={self.base}",
             f"dataset_dir={self.data / 'sft'}",
             f"output_dir={self.sft_model}",
-            *([] if self.on_gpu else [f"bf16={str(_has_bf16()).lower()}"]),
+            *([] if self.on_gpu else [f"bf16={str(multiplies_bfloat16()).lower()}"]),
             *self._overrides("sft"),
         ]
         command = StageCommand(("afm", "sft", config, *overrides), {}, (config, *overrides))
@@ -147,10 +148,3 @@ class WordProblems(Reproduction):
         runs = [str(self.results / f"eval_{stage}") for stage in ("sft", "rl")]
         commands = (("afm", "eval", "compare", *runs), ("afm", "report", str(self.results)))
         return ChainStage("report", tuple(map(StageCommand, commands)), (self.results / "report.html",))
-
-
-def _has_bf16() -> bool:
-    """Return whether the CPU multiplies bfloat16 in hardware. Without that, bfloat16 is 40 times slower than float32."""
-    info = Path("/proc/cpuinfo")
-    flags = info.read_text(encoding="utf-8").split() if info.exists() else []
-    return "avx512_bf16" in flags or "amx_bf16" in flags
