@@ -64,7 +64,7 @@ def run_seed(seed: int, out: Path, arguments: list[str]) -> dict[str, Any]:
     if result.exists():
         return dict(json.loads(result.read_text()))
     command = [sys.executable, "-m", "afm.cli.main", "quickstart", "--seed", str(seed)]
-    command += ["--output-dir", str(out / f"seed{seed}"), "--no-open", *arguments]
+    command += ["--output-dir", str(out / f"seed{seed}"), *arguments]
     begun, load = time.monotonic(), os.getloadavg()[0]
     child = subprocess.Popen(command)
     meter = TreeMeter(child.pid)

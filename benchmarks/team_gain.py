@@ -31,6 +31,7 @@ from timing import REPO, environment
 from afm.cli.options import configs_folder
 from afm.cli.pipeline import STAGES_FILE, Quickstart, Stage, read_stages, run_engine, run_stages
 from afm.cli.recipes import WIKI, RecipeSizes
+from afm.cli.train import LAUNCHER, TRAINER
 from afm.errors import EngineError
 from afm.terminal import ProgressView
 
@@ -210,9 +211,8 @@ class TeamQuickstart(Quickstart):
         words += ["--max-parallel=32", f"--seed={self.seed}"]
         with self.recipe.serving(self.world):
             try:
-                run_engine(
-                    "data", "distill", *words, folder=self.out / "distill_team", progress=self.progress
-                )
+                words = ["afm.cli.main", "data", "distill", *words]
+                run_engine("data distill", *words, folder=self.out / "distill_team")
             except EngineError:
                 if not self.team.scripted:
                     raise
@@ -239,7 +239,7 @@ class TeamQuickstart(Quickstart):
         """Run ``afm sft`` or ``afm rl`` into a folder of this run."""
         quiet = ["--quiet"] if command == "sft" else []
         words = [*quiet, str(config), *overrides, f"output_dir={self.out / name}", f"seed={self.seed}"]
-        run_engine(command, *words, folder=self.out / name, progress=self.progress)
+        run_engine(command, TRAINER if command == "sft" else LAUNCHER, *words, folder=self.out / name)
 
 
 def run(seed: int, out: Path, smoke: bool) -> dict[str, Any]:
