@@ -93,9 +93,9 @@ class Connection:
 
 def streamed() -> bytes:
     """Return the reply as an OpenAI stream with a chunk per word."""
-    about = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
+    about: dict[str, Any] = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
     deltas = [{"role": "assistant", "content": ""}, *({"content": f"{word} "} for word in REPLY.split())]
-    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
     events = [json.dumps({**about, "choices": [choice]}) for choice in choices]
     chunks = [f"data: {event}\n\n" for event in (*events, "[DONE]")]

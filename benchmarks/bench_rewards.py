@@ -14,7 +14,7 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ async def batch(reward: Reward, samples: Sequence[Sample]) -> list[float | None]
 
 
 def bench_math(
-    run: Callable[[Awaitable[Any]], Any], count: int, fresh: int, runs: int, seed: int
+    run: Callable[[Coroutine[Any, Any, Any]], Any], count: int, fresh: int, runs: int, seed: int
 ) -> dict[str, Any]:
     """Check, then measure; ``fresh`` of the ``count`` pairs get a separate process."""
     spec, reward, made = load_agent("math"), load_reward(), pairs(count, seed)
@@ -136,7 +136,7 @@ async def one_a_run(sandbox: Sandbox, tested: Problem) -> list[bool]:
 
 
 def bench_code(
-    run: Callable[[Awaitable[Any]], Any], backend: str | None, cases: int, runs: int, seed: int
+    run: Callable[[Coroutine[Any, Any, Any]], Any], backend: str | None, cases: int, runs: int, seed: int
 ) -> dict[str, Any]:
     """Check, then measure, in one sandbox."""
     sandbox = open_sandbox(**({"backend": backend} if backend else {}))

@@ -50,7 +50,7 @@ SIZES: dict[str, dict[str, int]] = {
     "quickstart": {},
 }
 THOUGHT = "The next thing to do is to wait once more, then look at what came back, and only then go on to what follows."
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "ours": {"together": 1},
     "turn by turn": {"together": EPISODES},
     "generation alone": {"share": 0.0},
@@ -169,7 +169,7 @@ class Rollout:
 
         from verl_ext.rollout_cpu import CpuOptions, CpuServer
 
-        options = OmegaConf.to_container(self._config.ray_kwargs.ray_init)
+        options: Any = OmegaConf.to_container(self._config.ray_kwargs.ray_init)
         options.pop("runtime_env", None)
         ray.init(**options, log_to_driver=False)
         parts = self._config.actor_rollout_ref
@@ -190,12 +190,12 @@ class Rollout:
         from verl.protocol import DataProto
 
         def column(values: Sequence[Any]) -> Any:
-            array = np.empty(len(values), dtype=object)
+            array: Any = np.empty(len(values), dtype=object)
             for at, value in enumerate(values):  # NumPy would unpack the lists of a slice
                 array[at] = value
             return array
 
-        rows = {
+        rows: dict[str, list[Any]] = {
             "raw_prompt": [[{"role": "user", "content": question(episode)}] for episode in episodes],
             "agent_name": [way] * len(episodes),
             "uid": [str(episode) for episode in episodes],

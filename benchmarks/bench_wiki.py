@@ -161,7 +161,7 @@ def other_faiss(flat: Path, corpus: Path, model: str, folder: Path) -> Iterator[
     for kind in ("ivf", "hnsw"):
         made, out = folder / f"made {kind}", folder / kind
         made.mkdir()
-        build_faiss(vectors, index.d, kind, made, lambda *_: None)  # type: ignore[arg-type]
+        build_faiss(vectors, index.d, kind, made, lambda *_: None)
         build(corpus, out, "--engine", "dense", "--model", model, "--faiss", str(made / "dense/index.faiss"))
         yield kind, out
 

@@ -31,7 +31,7 @@ def drift(folder: str, dtype: str, samples: int, tokens: int) -> dict[str, Any]:
 
     patches.keep_linear_weights.install()
     options = {"load_format": "dummy", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 16}
-    engine = LLM(folder, dtype=dtype, kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=512, **options)  # type: ignore[arg-type]
+    engine = LLM(folder, dtype=dtype, kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=512, **options)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     weights = [(name, value.detach().clone()) for name, value in model.named_parameters()]
@@ -47,7 +47,7 @@ def drift(folder: str, dtype: str, samples: int, tokens: int) -> dict[str, Any]:
     prompts = [{"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)} for text in texts]
     wanted = SamplingParams(temperature=1.0, max_tokens=tokens, logprobs=0, seed=1)
     pairs: list[tuple[float, float]] = []
-    for reply in engine.generate(prompts, wanted, use_tqdm=False):  # type: ignore[arg-type]
+    for reply in engine.generate(prompts, wanted, use_tqdm=False):
         prompt, sampled = list(reply.prompt_token_ids or ()), reply.outputs[0]
         ids = list(sampled.token_ids)
         theirs = [step[token].logprob for token, step in zip(ids, sampled.logprobs or (), strict=True)]

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -58,9 +59,9 @@ class Block:
 
 
 @cache
-def rules() -> dict[str, object]:
+def rules() -> dict[str, Any]:
     """Return the content of ``english.yaml`` with its words compiled."""
-    loaded = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     loaded["words"] = [
         (re.compile(rf"(?<![\w-])(?:{p})(?![\w-])", re.IGNORECASE), s) for p, s in loaded["words"].items()
     ]
@@ -201,7 +202,7 @@ def _of_block(block: Block) -> Iterator[tuple[int, str]]:
         length = len(_without_targets(line))
         if block.measured and length > int(str(limits["longest_line"])) and " " in line.strip():
             yield block.line + offset, f"line of {length} characters, break it at {limits['longest_line']}"
-        for pattern, instead in limits["words"]:  # type: ignore[attr-defined]
+        for pattern, instead in limits["words"]:
             for match in pattern.finditer(plain[offset]):
                 yield block.line + offset, f"{match[0]!r}, write: {instead}"
     start = 0
@@ -210,8 +211,8 @@ def _of_block(block: Block) -> Iterator[tuple[int, str]]:
     for end in ends:
         sentence, position = joined[start:end], start
         start = end
-        line = block.line + _line_of(plain, position)
-        yield from ((line, what) for what in _of_sentence(sentence))
+        at = block.line + _line_of(plain, position)
+        yield from ((at, what) for what in _of_sentence(sentence))
 
 
 def _line_of(lines: list[str], position: int) -> int:
@@ -260,7 +261,7 @@ def _dictionary() -> dict[str, str]:
         return {}
     file = Path(str(codespell_lib.__file__)).parent / "data/dictionary.txt"
     rows = (line.split("->", 1) for line in file.read_text(encoding="utf-8").splitlines() if "->" in line)
-    ignored = set(rules()["spelling"])  # type: ignore[call-overload]
+    ignored = set(rules()["spelling"])
     return {wrong: right.strip(", ") for wrong, right in rows if wrong not in ignored}
 
 
@@ -290,7 +291,7 @@ def main(names: list[str]) -> int:
 
 def counts() -> list[tuple[str, int, int]]:
     """Return each wall with the number of findings and the number allowed."""
-    walls: dict[str, int] = rules()["walls"]  # type: ignore[assignment]
+    walls: dict[str, int] = rules()["walls"]
     counter = Counter(
         wall_of(path, walls)
         for path in texts()

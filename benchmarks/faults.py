@@ -139,7 +139,7 @@ def went_on(run: Run) -> bool:
 def killed_processes(folder: Path, names: Sequence[str]) -> Iterator[Row]:
     """Interrupt a run repeatedly, each time in step 4; at the end it must be complete."""
     config = make_inputs(folder, STEPS)
-    rows = []
+    rows: list[Row] = []
     for name in names:
         run = Run(config)
         try:

@@ -356,7 +356,7 @@ def table_row(row: dict[str, Any]) -> str:
     """One line of the Markdown table."""
     scores = [
         f"{each['value']:.3f} ({each['low']:.3f} to {each['high']:.3f})"
-        for each in map(row.get, ("before", "after", "gain"))
+        for each in (row["before"], row["after"], row["gain"])
     ]
     minutes = sum(row["seconds"].values()) / 60
     return f"| {row['harness']} | {row['seed']} | {' | '.join(scores)} | {row['steps']} | {row['wrong_tokens']:.0f} | {minutes:.1f} |"

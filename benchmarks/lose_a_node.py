@@ -185,7 +185,7 @@ def lose(folder: Path, count: int) -> Seen:
     checks = {}
     with cluster(folder, first) as nodes:
         checks["a party without the token is refused"] = nodes.refuses(spare)
-        entering = {"prefix": nodes.entering("a"), "variables": nodes.environment()}
+        entering: dict[str, Any] = {"prefix": nodes.entering("a"), "variables": nodes.environment()}
         run = Run(config, *overrides, **entering)
         run.wait_for_step(SAVE_EVERY + 1)
         begun = time.monotonic()

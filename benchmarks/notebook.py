@@ -58,11 +58,12 @@ async def outputs(sources: list[str]) -> list[str]:
     shown = []
     for source in sources:
         tree = ast.parse(source)
-        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1]
+        body = tree.body[:-1] if isinstance(last, ast.Expr) else tree.body
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(tree, "<cell>", "exec"), names)
-            if last is not None:
+            exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
+            if isinstance(last, ast.Expr):
                 value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
                 print(repr(value) if value is not None else "", end="")
         shown.append(printed.getvalue().rstrip("\n"))

@@ -224,8 +224,9 @@ def show_answer(console: Any) -> None:
     console.print(f"you> {question}\n")
     view = EpisodeView(load_agent("math"), console, PRICES)
     for event in events:
-        timed = isinstance(event, CallFinished)
-        view.show(replace(event, call=event.call.model_copy(update={"seconds": CALL_S})) if timed else event)
+        if isinstance(event, CallFinished):
+            event = replace(event, call=event.call.model_copy(update={"seconds": CALL_S}))
+        view.show(event)
     view.summarise(replace(episode, cost=timed_cost(episode.cost)))
 
 
