@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/ablate_rl.py runs/measured --seeds 0 1 2 --out runs/ablation
     .venv/bin/python benchmarks/ablate_rl.py runs/measured-wiki --world wiki --seeds 0 1 2 --only ppo --out runs/ppo
+    .venv/bin/python benchmarks/ablate_rl.py runs/measured --only recipe lora distillation --validate --out runs/teacher
 
 RUNS is the output of `measure_quickstart.py`, a folder per seed. Every variant starts from the same SFT model, trains on the
 same questions with the same seed and is evaluated on the same held-out questions. The figures of the full recipe come from
-the quickstart. Finished runs are not repeated.
+the quickstart. The teacher of `distillation` is the same seed's model after RL. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +34,16 @@ VARIANTS = {
     "without masks": ("mask_observations=false", f"{_TIS}=null"),
     "curriculum": ("curriculum={}",),
     "ppo": (),
+    "lora": (),
+    "distillation": (),
 }
+RECIPES = {"ppo": "_ppo", "lora": "_lora", "distillation": "_distillation"}
+"""Ends of the names of other recipes; all further variants change the world's own recipe."""
+VALIDATION = (
+    "verl.trainer.test_freq=1",
+    "verl.actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+    "verl.actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+)
 AGENTS = {"math": "math", "wiki": "mhqa"}
 
 
@@ -50,13 +60,29 @@ def serving(world: str, run: Path) -> AbstractContextManager[None]:
     return RECIPES[WorldKind(world)].serving(run / "world") if world == "wiki" else nullcontext()
 
 
-def one(world: str, variant: str, seed: int, run: Path, out: Path) -> dict[str, Any]:
+def questions(agent: str, run: Path, out: Path) -> Path:
+    """Write the held-out questions of ``run`` as a file of ``val_files``."""
+    from afm.agents import load_agent
+    from afm.datasets import read_tasks
+    from afm.datasets.rl_files import write_rl
+
+    source, target = run / "world/heldout.jsonl", out / "heldout.parquet"
+    out.mkdir(parents=True, exist_ok=True)
+    write_rl(list(read_tasks(source)), load_agent(CONFIGS / f"agents/{agent}.yaml"), target, inputs=[source])
+    return target
+
+
+def one(world: str, variant: str, seed: int, run: Path, out: Path, validate: bool) -> dict[str, Any]:
     """Train a variant from the SFT model of ``run``, and evaluate it."""
     agent = AGENTS[world]
-    config = CONFIGS / "rl" / (f"{agent}_ppo.yaml" if variant == "ppo" else f"{agent}.yaml")
+    config = CONFIGS / f"rl/{agent}{RECIPES.get(variant, '')}.yaml"
     model, held_out = out / "rl", out / "eval"
     if not (held_out / "metrics.json").exists():
-        data = (f"model={run / 'sft'}", f"train_files={run / 'data/rl.parquet'}", f"output_dir={model}")
+        data = [f"model={run / 'sft'}", f"train_files={run / 'data/rl.parquet'}", f"output_dir={model}"]
+        if variant == "distillation":
+            data.append(f"teacher.model={run / 'rl'}")
+        if validate:
+            data += [f"val_files={questions(agent, run, out)}", *VALIDATION]
         with serving(world, run):
             afm("rl", str(config), *data, f"seed={seed}", *VARIANTS[variant])
             evaluation = str(CONFIGS / "eval" / f"{agent}_world.yaml")
@@ -72,6 +98,8 @@ def one(world: str, variant: str, seed: int, run: Path, out: Path) -> dict[str, 
         "seconds": round(sum(step["seconds"] for step in steps), 1),
         "entropy": [round(step["entropy"], 4) for step in steps],
         "reward": [round(step["reward"], 4) for step in steps],
+        "validation": [step["validation_solved"] for step in steps if "validation_solved" in step],
+        "groups_generated": [step["groups_generated"] for step in steps],
     }
 
 
@@ -140,7 +168,10 @@ def main() -> None:
     parser.add_argument("--world", choices=AGENTS, default="math")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
-        "--only", nargs="+", choices=VARIANTS, default=[name for name in VARIANTS if name != "ppo"]
+        "--only", nargs="+", choices=VARIANTS, default=[name for name in VARIANTS if name not in RECIPES]
+    )
+    parser.add_argument(
+        "--validate", action="store_true", help="solve the held-out questions after each step"
     )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -148,7 +179,8 @@ def main() -> None:
     for variant in arguments.only:
         for seed in arguments.seeds:
             out = arguments.out / variant.replace(" ", "_") / f"seed{seed}"
-            rows.append(one(arguments.world, variant, seed, arguments.runs / f"seed{seed}", out))
+            run = arguments.runs / f"seed{seed}"
+            rows.append(one(arguments.world, variant, seed, run, out, arguments.validate))
     print("\n".join(table(rows)))
     arguments.out.mkdir(parents=True, exist_ok=True)
     recipe = [
