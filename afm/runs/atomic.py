@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from glob import escape
 from pathlib import Path
@@ -59,17 +59,20 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 @contextmanager
 def _removed(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``, and remove it after the block."""
+    """Yield a temporary path next to ``path``, and remove it after the block; if that fails, new folders, too."""
     if path.is_dir():
         raise DataError("is a folder; expected the name of a file", path=str(path))
+    created = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
         if _is_left(left):
             left.unlink(missing_ok=True)
     temporary = path.with_name(f"{path.name}.{_process_space()}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
+    failed = True
     try:
         yield temporary
+        failed = False
     except OSError as error:
         unnamed = error.filename is None and error.errno in NO_SPACE  # writing names no file
         if unnamed or str(error.filename) == str(temporary):
@@ -77,6 +80,10 @@ def _removed(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+        if failed:
+            with suppress(OSError):  # another process uses the folder
+                for folder in created:
+                    folder.rmdir()
 
 
 def _sync(path: Path) -> None:

@@ -38,6 +38,14 @@ def test_a_block_that_fails_leaves_the_old_content_alone(tmp_path: Path) -> None
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 
+def test_a_block_that_fails_leaves_no_new_folder(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with pytest.raises(ZeroDivisionError), replacing_together([tmp_path / "new/deep/file", kept / "file"]):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == [kept]
+
+
 def test_of_files_that_belong_together_the_first_appears_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
