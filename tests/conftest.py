@@ -86,14 +86,14 @@ _LONG = ("test_training.py", "test_reproduce.py", "test_stock.py", "test_promise
 """Files that take longest; begun last, one of them would keep one process busy while the other has nothing left."""
 
 _TEST_LIMITS = (20.0, 300.0)
-"""CPU seconds that a quick test and a slow one may cost, each with its setup.
+"""CPU seconds, in the same unit, that a quick test and a slow one may cost, each with its setup.
 
 A quick test takes a second, and may be the first to use a fixture that many share. The other limit is about twice the
 heaviest setup: a run that many tests share.
 """
 
 _TOTAL_LIMIT = 1550.0
-"""CPU seconds of a whole run. 1,446 were seen on 2026-11-26, with other jobs on the machine for a third of the time."""
+"""CPU seconds of a whole run, in the unit of `cpu_budget.py`. 1,381 were seen on 2026-11-29, beside two trainings."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -183,9 +183,10 @@ from llamafactory_patch.launcher import stock_training
 load_engine()
 mend_trainer()
 from llamafactory.train.tuner import run_exp
-for file in sys.argv[1:]:
-    run_exp(yaml.safe_load(stock_training([file]).read_text("utf-8")))
+for file in [stock_training([file]) for file in sys.argv[1:]]:
+    run_exp(yaml.safe_load(file.read_text("utf-8")))
 """
+"""Tokenises for all runs before the first begins: it forks, and would inherit locks that SwanLab's threads hold."""
 TWINS = ("web_agent", "mhqa_agent_lora", "code_agent")
 STOCK = yaml.safe_load("""
 stage: sft
