@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import ray
 import torch
@@ -41,6 +41,8 @@ class CpuOptions(Settings):
     """CPU threads per process. The default divides the machine's cores among the processes."""
     max_batch: int | None = Field(default=None, ge=1)
     """Episodes that a process generates together. The default is ``rollout.max_num_seqs``."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights. ``rollout.dtype`` has no effect, because verl's default is slow on most CPUs."""
 
     @classmethod
     def of(cls, rollout: Any) -> CpuOptions:
@@ -51,6 +53,11 @@ class CpuOptions(Settings):
         """
         options = (rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
         return validated(cls, dict(options), f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """``dtype`` as torch's."""
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
 
     @property
     def threads_each(self) -> int | None:
@@ -82,7 +89,8 @@ class CpuServer:
         self._step: int | None = None
         self._received: dict[str, torch.Tensor] = {}
         self._adapter: MergedAdapter | None = None
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        self._dtype = options.torch_dtype
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=self._dtype, attn_implementation="sdpa")
         self._engine = BatchEngine(
             model,
             eos_ids=() if config.ignore_eos else tokenizer.end_ids,
@@ -163,7 +171,7 @@ class CpuServer:
             parts = self._adapter.parts_of(weights) if self._adapter else {}
             tensors = {name: parts.get(name, weights.get(name)) for name in names}
             return {
-                name: fingerprint(value, value.dtype) for name, value in tensors.items() if value is not None
+                name: fingerprint(value, self._dtype) for name, value in tensors.items() if value is not None
             }
 
         return await self._engine.read_weights(read)

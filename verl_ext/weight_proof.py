@@ -242,6 +242,8 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
     from verl.utils.fsdp_utils import fsdp_version
     from verl.utils.torch_dtypes import PrecisionType
 
+    from verl_ext.rollout_cpu import CpuOptions
+
     rollout = worker.config.rollout
     if not wanted(rollout):
         return None, "weight_proof is false"
@@ -254,7 +256,8 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
             None,
             f"{rollout.name} does not expose them (the alarm `mismatch` ends the run if probabilities differ)",
         )
-    dtype = torch.float32 if rollout.name == CPU_ENGINE else PrecisionType.to_dtype(rollout.dtype)
+    on_cpu = rollout.name == CPU_ENGINE
+    dtype = CpuOptions.of(rollout).torch_dtype if on_cpu else PrecisionType.to_dtype(rollout.dtype)
     lora = worker.config.model.get("lora") or {}
     module = worker.actor.engine.module
     adapter = getattr(module, "peft_config", {}).get("default")  # vLLM scales an adapter when it loads it
