@@ -167,7 +167,8 @@ class Rollout:
         from verl.workers.rollout.llm_server import LLMServerClient
         from verl.workers.rollout.router import get_router_handle
 
-        from verl_ext.rollout_cpu import CpuOptions, CpuServer
+        from verl_ext.engines import CpuOptions
+        from verl_ext.rollout_cpu import CpuServer
 
         options: Any = OmegaConf.to_container(self._config.ray_kwargs.ray_init)
         options.pop("runtime_env", None)

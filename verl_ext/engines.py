@@ -7,14 +7,17 @@ use (``engine_parameters.yaml``): vLLM's release for CPUs, and those of the GPU 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from afm.configuration import read_mapping
+from pydantic import Field
+
+from afm.configuration import Settings, read_mapping, validated
 from afm.findings import Finding, Level
 from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.patching import VLLM_ON_CPU
@@ -28,6 +31,37 @@ GPU_RELEASES = {"vllm": "0.24.0", "sglang": "0.5.12"}
 
 SHOW_WEIGHTS = (CPU_ENGINE, "vllm")
 """Engines whose weights :mod:`verl_ext.weight_proof` can compare with the trainer's."""
+
+
+class CpuOptions(Settings):
+    """The options in ``rollout.engine_kwargs.afm_cpu``."""
+
+    processes: int = Field(default=1, ge=1)
+    """Processes per training worker, each with a copy of the model. A small model uses two cores far better with
+    two processes than with two threads. Each process needs the memory of the weights and about 0.7 GiB."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads per process. The default divides the machine's cores among the processes."""
+    max_batch: int | None = Field(default=None, ge=1)
+    """Episodes that a process generates together. The default is ``rollout.max_num_seqs``."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights. ``rollout.dtype`` has no effect, because verl's default is slow on most CPUs."""
+
+    @classmethod
+    def of(cls, rollout: Any) -> CpuOptions:
+        """Read the options from verl's ``rollout`` section.
+
+        Raises:
+            ConfigError: A key is unknown or a value is invalid.
+        """
+        options = (rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
+        return validated(cls, dict(options), f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}")
+
+    @property
+    def threads_each(self) -> int | None:
+        """Number of threads of a process, ``None`` to keep torch's setting."""
+        if self.threads is not None or self.processes == 1:
+            return self.threads
+        return max(1, (os.cpu_count() or 1) // self.processes)
 
 
 def cpu_defaults(engine: str | None) -> dict[str, Any]:

@@ -10,61 +10,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import ray
 import torch
-from pydantic import Field
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from afm.configuration import Settings, validated
 from afm.errors import EngineError
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from verl_ext.algorithms import CPU_ENGINE
+from verl_ext.engines import CpuOptions
 from verl_ext.lora import MergedAdapter
 from verl_ext.ray_watch import report_if_it_fails
 from verl_ext.weight_proof import fingerprint
-
-
-class CpuOptions(Settings):
-    """The options in ``rollout.engine_kwargs.afm_cpu``."""
-
-    processes: int = Field(default=1, ge=1)
-    """Processes per training worker, each with a copy of the model. A small model uses two cores far better with
-    two processes than with two threads. Each process needs the memory of the weights and about 0.7 GiB."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads per process. The default divides the machine's cores among the processes."""
-    max_batch: int | None = Field(default=None, ge=1)
-    """Episodes that a process generates together. The default is ``rollout.max_num_seqs``."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights. ``rollout.dtype`` has no effect, because verl's default is slow on most CPUs."""
-
-    @classmethod
-    def of(cls, rollout: Any) -> CpuOptions:
-        """Read the options from verl's ``rollout`` section.
-
-        Raises:
-            ConfigError: A key is unknown or a value is invalid.
-        """
-        options = (rollout.engine_kwargs or {}).get(CPU_ENGINE) or {}
-        return validated(cls, dict(options), f"actor_rollout_ref.rollout.engine_kwargs.{CPU_ENGINE}")
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """``dtype`` as torch's."""
-        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
-
-    @property
-    def threads_each(self) -> int | None:
-        """Number of threads of a process, ``None`` to keep torch's setting."""
-        if self.threads is not None or self.processes == 1:
-            return self.threads
-        return max(1, (os.cpu_count() or 1) // self.processes)
 
 
 class CpuServer:
@@ -89,7 +53,7 @@ class CpuServer:
         self._step: int | None = None
         self._received: dict[str, torch.Tensor] = {}
         self._adapter: MergedAdapter | None = None
-        self._dtype = options.torch_dtype
+        self._dtype = PrecisionType.to_dtype(options.dtype)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=self._dtype, attn_implementation="sdpa")
         self._engine = BatchEngine(
             model,

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from afm.errors import EngineError
 from verl_ext.algorithms import CPU_ENGINE
-from verl_ext.engines import SHOW_WEIGHTS
+from verl_ext.engines import SHOW_WEIGHTS, CpuOptions
 from verl_ext.lora import matrix_of, served_name
 from verl_ext.shards import piece
 
@@ -242,8 +242,6 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
     from verl.utils.fsdp_utils import fsdp_version
     from verl.utils.torch_dtypes import PrecisionType
 
-    from verl_ext.rollout_cpu import CpuOptions
-
     rollout = worker.config.rollout
     if not wanted(rollout):
         return None, "weight_proof is false"
@@ -256,8 +254,8 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
             None,
             f"{rollout.name} does not expose them (the alarm `mismatch` ends the run if probabilities differ)",
         )
-    on_cpu = rollout.name == CPU_ENGINE
-    dtype = CpuOptions.of(rollout).torch_dtype if on_cpu else PrecisionType.to_dtype(rollout.dtype)
+    settings = CpuOptions.of(rollout) if rollout.name == CPU_ENGINE else rollout
+    dtype = PrecisionType.to_dtype(settings.dtype)
     lora = worker.config.model.get("lora") or {}
     module = worker.actor.engine.module
     adapter = getattr(module, "peft_config", {}).get("default")  # vLLM scales an adapter when it loads it

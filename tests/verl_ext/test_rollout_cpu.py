@@ -14,7 +14,7 @@ needs("verl")
 
 
 def options(**given: Any) -> Any:
-    from verl_ext.rollout_cpu import CpuOptions
+    from verl_ext.engines import CpuOptions
 
     return CpuOptions.of(SimpleNamespace(engine_kwargs={"afm_cpu": given}))
 
