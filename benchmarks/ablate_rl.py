@@ -80,7 +80,7 @@ def one(world: str, variant: str, seed: int, run: Path, out: Path, validate: boo
     if not (held_out / "metrics.json").exists():
         data = [f"model={run / 'sft'}", f"train_files={run / 'data/rl.parquet'}", f"output_dir={model}"]
         if variant == "distillation":
-            data.append(f"teacher.model={run / 'rl'}")
+            data.append(f"teacher.model={run / 'rl/model'}")
         if validate:
             data += [f"val_files={questions(agent, run, out)}", *VALIDATION]
         with serving(world, run):
