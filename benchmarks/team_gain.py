@@ -80,8 +80,8 @@ def _rl(steps: int, batch: int, samples: int, *more: str) -> tuple[str, ...]:
 
 _ACTOR = "verl.actor_rollout_ref.actor"
 FEWER_UPDATES = (f"{_ACTOR}.ppo_mini_batch_size=8", f"{_ACTOR}.ppo_epochs=1", f"{_ACTOR}.optim.lr=1e-4")
-"""An episode has seven sequences. With the 14 updates in each of two passes that one agent's settings gave, and lr 3e-4, a
-team fell from .830 to .010 in 15 steps."""
+"""An episode has about seven sequences, so one agent's settings gave 14 updates in each of two passes, where one agent has
+2. With them and lr 3e-4 a team fell from .830 to .010 in 15 steps. The effect of these values is not measured yet."""
 FULL = TeamSizes(4000, ("max_steps=2600",), _rl(15, 8, 6, *FEWER_UPDATES), ())
 SMOKE = TeamSizes(
     60,

@@ -59,7 +59,10 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 @contextmanager
 def _removed(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``, and remove it after the block; if that fails, new folders, too."""
+    """Yield a temporary path next to ``path``, and remove it after the block.
+
+    If the block fails, the folders that were created for it are removed, too.
+    """
     if path.is_dir():
         raise DataError("is a folder; expected the name of a file", path=str(path))
     created = [folder for folder in path.parents if not folder.exists()]

@@ -4,8 +4,9 @@ CPU seconds, because the wall clock of a test says as much about the machine's o
 are those of the test's process and of the child processes that it waited for; a daemon that outlives its test
 (Ray's) is not in them. Tests with the marker `proof` have no limit.
 
-The same run cost 1.5 times as many CPU seconds on a slower machine. So each process also runs a fixed piece of work
-between tests, every `REFERENCE_EVERY_S` seconds. All costs are divided by what it costs here, against `REFERENCE_S`.
+A slow machine needs more CPU seconds for the same tests, and a suite without a fault went above its limit on one. So
+each process also runs a fixed piece of work between tests, every `REFERENCE_EVERY_S` seconds. All costs are divided by
+the mean cost of that work relative to `REFERENCE_S`.
 """
 
 import os
@@ -20,7 +21,7 @@ import pytest
 PROPERTY = "cpu_seconds"
 REFERENCE_PROPERTY = "reference_cpu_seconds"
 REFERENCE_S = 0.16
-"""What the piece of work costs on the machine whose CPU seconds are the unit (Xeon, 2.8 GHz, idle but for it)."""
+"""What the work costs about on the machine whose CPU seconds are the unit: a Xeon of 2.8 GHz without other jobs."""
 REFERENCE_EVERY_S = 30.0
 _REFERENCE = (
     "import argparse, asyncio, email.message, http.client, json, logging, sqlite3, unittest\n"
@@ -133,7 +134,7 @@ class CpuBudget:
 
     @property
     def _slowness(self) -> float:
-        """How much more a piece of work costs here than on the machine of the limits."""
+        """Cost of the fixed piece of work in this run, as a multiple of `REFERENCE_S`."""
         return fmean(self._references) / REFERENCE_S if self._references else 1.0
 
     def _excesses(self) -> list[str]:

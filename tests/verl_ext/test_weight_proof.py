@@ -120,12 +120,16 @@ def trainer(model_dir: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
 
 
-def moved(module: Any) -> dict[str, torch.Tensor]:
+MOVES = {"float32": 1e-3, "bfloat16": 1e-2}
+"""Standard deviation of a step. In bfloat16, a smaller one would not change the weight 1 of a norm."""
+
+
+def moved(module: Any, dtype: str) -> dict[str, torch.Tensor]:
     """Return the trained parameters after a step, as verl sends them."""
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter), alpha=1e-2)
+                parameter.add_(torch.randn_like(parameter), alpha=MOVES[dtype])
     trained = {
         served_name(name)[0]: value for name, value in module.named_parameters() if value.requires_grad
     }
@@ -135,7 +139,7 @@ def moved(module: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("fault", ["none", "the sync", "a tensor", "another tensor's values"])
 def test_a_sync_that_loses_weights_is_noticed(server: Any, trainer: Any, fault: str, dtype: str) -> None:
     proof = WeightProof(getattr(torch, dtype))
-    sent = moved(trainer)
+    sent = moved(trainer, dtype)
     one, other = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
     match fault:
         case "the sync":
@@ -175,7 +179,7 @@ def test_an_adapter_that_is_not_delivered_is_noticed(
     text = torch.tensor([[5, 6, 7, 8]])
 
     async def sync(step: int, *, broken: bool) -> None:
-        adapter = moved(adapted)
+        adapter = moved(adapted, dtype)
         expected = proof.expect(adapted)
         if not broken:
             await server.update_weights(adapter, True, step, config)
