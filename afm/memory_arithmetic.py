@@ -304,6 +304,16 @@ def multiplies_bfloat16(cpu_info: str | None = None) -> bool:
     return flags is not None and not BFLOAT16_FLAGS.isdisjoint(flags[1].split())
 
 
+def rl_in_bfloat16() -> tuple[str, ...]:
+    """Return the overrides of ``afm rl`` for bfloat16 on a CPU, none if the processor has no instructions for it."""
+    actor = "verl.actor_rollout_ref"
+    overrides = (
+        f"{actor}.actor.fsdp_config.mixed_precision.param_dtype=bf16",
+        f"+{actor}.rollout.engine_kwargs.afm_cpu.dtype=bfloat16",
+    )
+    return overrides if multiplies_bfloat16() else ()
+
+
 def free_bytes() -> int | None:
     """Return the memory that processes can still allocate on this computer, or ``None`` if Linux does not report it."""
     free = _FREE_MEMORY.search(_read("/proc/meminfo"))

@@ -30,24 +30,10 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 GROUP_METRIC = "algorithm.filter_groups.metric"
 
 FACTS = (
-    "reward",
-    "score",
-    "acc",
-    "correct",
-    "format",
-    "overlong",
-    "abstained",
-    "answered",
-    "cut_short",
-    "used_tool",
-    "tool_calls",
-    "tool_failures",
-    "duplicate_calls",
-    "agent_tokens",
-    "response_tokens",
-    "seconds",
-    "token_drift",
-)
+    "reward", "score", "acc", "correct", "format", "overlong", "abstained", "answered", "cut_short",
+    "used_tool", "tool_calls", "tool_failures", "duplicate_calls", "agent_tokens", "response_tokens",
+    "seconds", "token_drift",
+)  # fmt: skip
 """The facts that our agent loop reports for each sample (:func:`verl_ext.training_sample.facts`). Groups can be filtered
 by any of them."""
 
@@ -61,38 +47,18 @@ BY_MEMBER = "harness_by_member"
 _BY_EPISODE = ("grpo", "gae", REVERSE_KL)
 """Estimators that get one sequence of each episode from verl, or that do not compare episodes."""
 _KL = tuple(name + end for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
+_ESTIMATORS = (
+    "gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo", "optimal_token_baseline",
+    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", REVERSE_KL, "rloo", "rloo_vectorized",
+    "tir_optimal_token_baseline",
+)  # fmt: skip
+_LOSSES = (
+    "bypass_mode", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "dro", "geo_mean", "gpg", "gspo", "kl_cov",
+    "sapo", "vanilla",
+)  # fmt: skip
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
-    ESTIMATOR: (
-        "gae",
-        "gdpo",
-        "gpg",
-        "grpo",
-        "grpo_passk",
-        "grpo_vectorized",
-        "opo",
-        "optimal_token_baseline",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "remax",
-        REVERSE_KL,
-        "rloo",
-        "rloo_vectorized",
-        "tir_optimal_token_baseline",
-    ),
-    LOSS: (
-        "bypass_mode",
-        "cispo",
-        "clip_cov",
-        "dppo_kl",
-        "dppo_tv",
-        "dro",
-        "geo_mean",
-        "gpg",
-        "gspo",
-        "kl_cov",
-        "sapo",
-        "vanilla",
-    ),
+    ESTIMATOR: _ESTIMATORS,
+    LOSS: _LOSSES,
     "actor_rollout_ref.actor.loss_agg_mode": (
         "token-mean",
         "token-sum",

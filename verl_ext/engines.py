@@ -13,12 +13,13 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from afm.configuration import Settings, read_mapping, validated
 from afm.findings import Finding, Level
+from afm.models.base import FloatType
 from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.patching import VLLM_ON_CPU
 
@@ -43,7 +44,7 @@ class CpuOptions(Settings):
     """CPU threads per process. The default divides the machine's cores among the processes."""
     max_batch: int | None = Field(default=None, ge=1)
     """Episodes that a process generates together. The default is ``rollout.max_num_seqs``."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: FloatType = "float32"
     """Data type of the weights. ``rollout.dtype`` has no effect, because verl's default is slow on most CPUs."""
 
     @classmethod

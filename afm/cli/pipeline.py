@@ -18,7 +18,7 @@ from afm.cli.recipes import Recipe, RecipeSizes
 from afm.cli.train import LAUNCHER, TRAINER, make_model_folder, model_source
 from afm.configuration import read_file
 from afm.errors import EngineError
-from afm.memory_arithmetic import multiplies_bfloat16
+from afm.memory_arithmetic import multiplies_bfloat16, rl_in_bfloat16
 from afm.processes import tied_environment
 from afm.runs.folder import SETTINGS_FILE, RunFolder
 from afm.runs.journal import Journal, read_rows
@@ -250,6 +250,7 @@ class Quickstart:
         own = [f"output_dir={self.out / kind}", f"seed={self.seed}"]
         if kind == "rl":
             files = [f"{key}={data / 'rl.parquet'}" for key in ("train_files", "val_files")]
+            own += () if self.base is None else rl_in_bfloat16()
             return self._config(kind), [f"model={self.out / 'sft'}", *files, *own, *self.plan.rl]
         own += [f"model_name_or_path={self.start}", f"dataset_dir={data}", f"dataset={self.recipe.agent}"]
         if self.base is not None and multiplies_bfloat16():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afm.cli.reproduce_stages import Agent, ChainStage, Reproduction, StageCommand
-from afm.memory_arithmetic import multiplies_bfloat16
+from afm.memory_arithmetic import multiplies_bfloat16, rl_in_bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,9 @@ _MODELS: Mapping[str, _StartModel] = {
 _SMALL = "135m"
 _EPISODE_TOKENS = {"svamp": 256, "gsm8k": 512}
 """Limit for the small model, which otherwise does not stop. The demonstrations are half as long."""
+
+_SPLIT = {"svamp": ("sft", "rl")}
+"""Questions for fine-tuning and for reinforcement, where they are not the same."""
 
 WORD_PROBLEMS = {
     name: Agent(name, tuple(_MODELS), "dapo", (name,), (), folder=name, usual_size=_SMALL)
@@ -72,13 +75,19 @@ class WordProblems(Reproduction):
     def _prepare(self) -> ChainStage:
         prepare, agent = ("afm", "data", "prepare"), ("--agent", _MODELS[self.size].agent)
         train, work = self.tasks / "train.jsonl", self.data / "distill"
+        names = _SPLIT.get(self.agent.short, ("train", "train"))
+        shown, rest = (self.tasks / f"{name}.jsonl" for name in names)
         sft = ("--output-dir", str(self.data / "sft"), "--name", f"{self.agent.short}_sft")
         commands = [
             (*prepare, "published", str(self.sets), "--data", str(self.raw), "--output-dir", str(self.data)),
-            ("afm", "data", "distill", str(train), "--output-dir", str(work), *agent),
+            ("afm", "data", "distill", str(shown), "--output-dir", str(work), *agent),
             (*prepare, "sft", str(work / "trajectories.jsonl"), *sft, *agent),
         ]
+        if shown != train:
+            split = ("python", "examples/svamp/distractors.py", str(train), str(shown), "--rl", str(rest))
+            commands.insert(1, (*split, "--seed", "0"))
         sources = {file.stem: self.tasks / f"{file.stem}.jsonl" for file in self._rl_parts()}
+        sources["train"] = rest
         commands += [
             (*prepare, "rl", str(source), "--out", str(self.data / f"rl/{name}.parquet"), *agent)
             for name, source in sources.items()
@@ -120,7 +129,8 @@ class WordProblems(Reproduction):
                 self.rl_run if part == parts[-1] else self.rl_run.with_name(f"{self.rl_run.name}_{part.stem}")
             )
             files = [f"train_files={part}", *([f"val_files={validation}"] if self.on_gpu else [])]
-            overrides = [f"model={model}", *files, f"output_dir={run}", *self._overrides("rl")]
+            fast = () if self.on_gpu else rl_in_bfloat16()
+            overrides = [f"model={model}", *files, f"output_dir={run}", *fast, *self._overrides("rl")]
             commands.append(StageCommand(("afm", "rl", config, *overrides), {}, (config, *overrides)))
             model = run / "model"
         return ChainStage("rl", tuple(commands), (self.model / "config.json",))
@@ -129,7 +139,9 @@ class WordProblems(Reproduction):
         [benchmark] = self.evaluated
         config = str(self.project / f"configs/eval/{benchmark}.yaml")
         tokens = _EPISODE_TOKENS[benchmark]
-        limits = [] if self.on_gpu else ["limits.max_turns=2", f"limits.max_response_tokens={tokens}"]
+        kind = "bfloat16" if multiplies_bfloat16() else "float32"
+        small = ["limits.max_turns=2", f"limits.max_response_tokens={tokens}", f"model.dtype={kind}"]
+        limits = [] if self.on_gpu else small
         commands, made = [], []
         for stage, model in {"base": self.base, "sft": self.sft_model, "rl": self.model}.items():
             out = self.results / f"eval_{stage}"

@@ -337,11 +337,12 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
 
 
 def matrix_speed() -> float:
-    """Measure the floating-point operations per second of float32 products on all cores."""
+    """Measure the floating-point operations per second of products on all cores, in the type of the training."""
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    left, right = torch.ones(1024, 576), torch.ones(576, 1536)
+    kind = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    left, right = torch.ones(1024, 576, dtype=kind), torch.ones(576, 1536, dtype=kind)
     left @ right
     begun, count = time.monotonic(), 0
     while (passed := time.monotonic() - begun) < 1.0:
@@ -356,5 +357,5 @@ def _size(shape: ModelShape) -> str:
 
 def _number_format() -> str:
     if multiplies_bfloat16():
-        return "float32 (fine-tuning in bfloat16)"
+        return "bfloat16 (evaluation in float32)"
     return "float32: this processor has no instructions for bfloat16"

@@ -30,7 +30,7 @@ from afm.evaluation.judging import AgreementSettings
 from afm.evaluation.prices import Prices
 from afm.evaluation.tallies import UnseenTool
 from afm.harness.settings import OF_THE_LOOP, HarnessSettings, anchor_harness, fault_of_harness
-from afm.models.base import ToolCalls
+from afm.models.base import FloatType, ToolCalls
 from afm.rollout.published_protocol import PublishedProtocol, check_agent
 from afm.rollout.routes import AgentRoute, AgentRoutes, Route, Routes, anchor_routes, routes_of
 
@@ -53,6 +53,8 @@ class ModelSettings(Settings):
     """Limit on prompt and response together. The default is that of the model or server."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of an in-process model."""
+    dtype: FloatType | None = None
+    """Data type of an in-process model. The default is float32 on a CPU, bfloat16 on a GPU."""
     max_batch: int = Field(default=64, ge=1)
     """Number of sequences that an in-process model generates at once."""
     chat: ToolCalls | None = None

@@ -325,6 +325,7 @@ def open_model(config: EvalConfig) -> TokenModel:
         tokenizer=settings.tokenizer,
         context_tokens=settings.context_tokens,
         threads=settings.threads,
+        dtype=settings.dtype,
         max_batch=config.parallel if settings.folder is None else settings.max_batch,
         seed=config.seed,
         chat=settings.chat,

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from afm.errors import ConfigError, EngineError
 from afm.models.tokenizer import ChatTokenizer, stop_length
+
+FloatType = Literal["float32", "bfloat16"]
+"""Data type of the weights of a model in this process."""
 
 
 class ToolCalls(StrEnum):

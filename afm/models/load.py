@@ -12,7 +12,7 @@ from afm.agents import adapter_base, lacks_model, model_folder
 from afm.endpoints.chat import MOST_PARALLEL, EndpointSettings
 from afm.endpoints.connections import address_fault, addresses
 from afm.errors import ConfigError, EngineError, MissingExtraError, suggestion, without_password
-from afm.models.base import Generation, SamplingParams, TokenModel, ToolCalls
+from afm.models.base import FloatType, Generation, SamplingParams, TokenModel, ToolCalls
 from afm.models.chat_only import ChatOnlyModel
 from afm.models.engine import BatchEngine
 from afm.models.openai import OpenAIModel, served_models
@@ -32,6 +32,7 @@ def load_model(
     tokenizer: str | Path | None = None,
     context_tokens: int | None = None,
     device: str | None = None,
+    dtype: FloatType | None = None,
     chat: ToolCalls | None = None,
     request: Mapping[str, Any] | None = None,
     tool_roles: Mapping[str, str] | None = None,
@@ -39,8 +40,8 @@ def load_model(
     """Open the model at ``source``.
 
     Args:
-        source: Folder of a Hugging Face model or training run, or the http(s) address of an OpenAI-compatible server that
-            returns token ids, or several addresses with commas. ``AFM_MODEL_API_KEY`` holds the server's key.
+        source: Folder of a Hugging Face model or training run, or http(s) addresses of OpenAI-compatible servers that return
+            token ids, with commas. ``AFM_MODEL_API_KEY`` holds the server's key.
         name: Name of the model in records. It selects one of several models of a server.
         threads: CPU threads, for a folder.
         max_batch: Generations at the same time.
@@ -48,6 +49,7 @@ def load_model(
         tokenizer: Folder of the served model's tokenizer. Required with an address.
         context_tokens: Maximum length of prompt and response together. The default is that of the model or server.
         device: ``cpu``, ``cuda`` and so on, for a folder. The default is a GPU if there is one.
+        dtype: Data type of the weights, for a folder. The default is float32 on a CPU, bfloat16 on a GPU.
         chat: Use chat completions, with this form of tool calls. For servers that return no token ids.
         request: Changes to the fields of a chat request. ``None`` removes a field.
         tool_roles: Tag and description of each tool role, for native tool calls.
@@ -60,15 +62,8 @@ def load_model(
     if chat is not None:
         if name is None:
             raise ConfigError(f"{address}: a chat endpoint needs the name of its model (name=...)")
-        return ChatOnlyModel(
-            address,
-            name=name,
-            tool_roles=tool_roles,
-            tool_calls=chat,
-            context_tokens=context_tokens,
-            request=request,
-            endpoint=endpoint,
-        )
+        common: dict[str, Any] = {"context_tokens": context_tokens, "request": request, "endpoint": endpoint}
+        return ChatOnlyModel(address, name=name, tool_roles=tool_roles, tool_calls=chat, **common)
     if address.startswith(("http://", "https://")):
         return _served(address, name, tokenizer, context_tokens, endpoint)
     if why := lacks_model(source):
@@ -79,6 +74,7 @@ def load_model(
         threads=threads,
         max_batch=max_batch,
         device=device,
+        dtype=dtype,
         seed=seed,
         context_tokens=context_tokens,
     )
@@ -125,8 +121,7 @@ def _served(
 class TransformersModel(TokenModel):
     """A model folder as a :class:`afm.models.base.TokenModel`. Many episodes share its batches.
 
-    The folder of a LoRA adapter is loaded with its base model. float32 on a CPU, bfloat16 on a GPU. The options
-    are those of :func:`load_model`.
+    The folder of a LoRA adapter is loaded with its base model. The options are those of :func:`load_model`.
 
     Args:
         path: Folder with the model and its tokenizer.
@@ -143,6 +138,7 @@ class TransformersModel(TokenModel):
         threads: int | None = None,
         max_batch: int = 64,
         device: str | None = None,
+        dtype: FloatType | None = None,
         seed: int | None = None,
         context_tokens: int | None = None,
     ) -> None:
@@ -154,7 +150,8 @@ class TransformersModel(TokenModel):
         if threads is not None:
             torch.set_num_threads(threads)
         tokenizer = ChatTokenizer.load(path)
-        model = _load_model(Path(path), torch.float32 if device == "cpu" else torch.bfloat16)
+        dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
+        model = _load_model(Path(path), getattr(torch, dtype))
         rows = model.get_input_embeddings().weight.shape[0]
         if tokenizer.size > rows:
             raise ConfigError(

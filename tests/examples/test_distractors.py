@@ -83,3 +83,17 @@ def test_the_command_keeps_each_question_and_its_program(tmp_path: Path) -> None
     assert written[2]["extra_info"] == rows[1]["extra_info"]
     subprocess.run(command, check=True, capture_output=True)
     assert out.read_text() == first
+
+
+def test_a_fifth_of_the_questions_is_held_out_for_reinforcement(tmp_path: Path) -> None:
+    source, out, rl = (tmp_path / f"{name}.jsonl" for name in ("train", "sft", "rl"))
+    asked = [f"Pack {'x' * (n // 2)} has {n + 3} kites. How many?" for n in range(400)]
+    source.write_text("".join(json.dumps({"id": str(n), "question": q}) + "\n" for n, q in enumerate(asked)))
+    subprocess.run([sys.executable, str(SCRIPT), str(source), str(out), "--rl", str(rl)], check=True)
+    ids = {
+        file: {int(json.loads(line)["id"]) for line in file.read_text().splitlines()} for file in (out, rl)
+    }
+    assert ids[out] | ids[rl] == set(range(400))
+    assert not ids[out] & ids[rl]
+    assert 50 <= len(ids[rl]) <= 110
+    assert {n // 2 for n in ids[rl]}.isdisjoint(n // 2 for n in ids[out])  # the same text with other numbers

@@ -32,6 +32,15 @@ async def test_a_stream_shows_what_generate_returns(model):
     assert seen == list(streamed.token_ids)
 
 
+async def test_a_model_computes_in_the_chosen_type(model, tiny_dir):
+    rounded = load_model(tiny_dir, threads=1, device="cpu", dtype="bfloat16")
+    prompt = list(range(5, 40))
+    exact, near = await asyncio.gather(model.score(prompt), rounded.score(prompt))
+    await rounded.close()
+    gaps = [abs(one - other) for one, other in zip(exact, near, strict=True)]
+    assert 1e-5 < max(gaps) < 0.5  # rounded, and still the same model
+
+
 async def test_the_context_is_never_exceeded(model):
     generation = await model.generate([5] * 4090, SamplingParams(50, seed=1))
     assert len(generation.token_ids) <= 6

@@ -32,24 +32,9 @@ _KEPT_IN_PATH = frozenset(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/?%[]|^`{}"
 )
 _PRIVATE_NAMES = [
-    "localhost",
-    "localdomain",
-    "local",
-    "lan",
-    "home",
-    "home.arpa",
-    "private",
-    "internal",
-    "intranet",
-    "corp",
-    "svc",
-    "consul",
-    "in-addr.arpa",
-    "ip6.arpa",
-    "onion",
-    "invalid",
-    "test",
-]
+    "localhost", "localdomain", "local", "lan", "home", "home.arpa", "private", "internal", "intranet",
+    "corp", "svc", "consul", "in-addr.arpa", "ip6.arpa", "onion", "invalid", "test",
+]  # fmt: skip
 # Not covered by ``is_global``: the channel of a cloud to its machines, IETF protocol assignments, 6to4 relays.
 _CLOSED_V4 = tuple(map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")))
 _OPEN_V6 = ip_network("2000::/3")
