@@ -43,8 +43,7 @@ class ModelSettings(Settings):
     """Which model answers."""
 
     path: str = Field(min_length=1)
-    """Folder of a model, or address of an OpenAI-compatible server. Give several servers of one model as a
-    list, or with commas between them."""
+    """Folder of a model, or address of an OpenAI-compatible server, or a list of servers of one model."""
     name: str | None = None
     """The model's name at the server and in records."""
     tokenizer: str | None = None
@@ -58,8 +57,7 @@ class ModelSettings(Settings):
     max_batch: int = Field(default=64, ge=1)
     """Number of sequences that an in-process model generates at once."""
     chat: ToolCalls | None = None
-    """For a server that returns no token ids. The model is asked by chat completions. It calls tools in the
-    agent's ``tags`` or with the endpoint's ``native`` tool calls. Token counts are then estimates."""
+    """Chat completions, for a server that returns no token ids. Tool calls are in the agent's ``tags`` or ``native``."""
     request: dict[str, Any] = Field(default_factory=dict)
     """Merged into the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null,
     max_completion_tokens: 4096}``."""
