@@ -138,8 +138,7 @@ class ScriptedMathTeam:
         if problem is not None:
             await self._solve_story(recorder, problem)
         elif isinstance(program, str):
-            lines = sum(not line.startswith("#") for line in program.splitlines())
-            await self._run(recorder, "program", f"Lines: {lines}.", program)
+            await self._run(recorder, "program", f"Lines: {len(program.splitlines())}.", program)
         else:
             recorder.decline("the planner cannot read this question, and the task has no extra_info.program")
 

@@ -29,9 +29,6 @@ _TIES = {"+": 1, "-": 1, "*": 2, "/": 2}
 _ATOM = 3
 _SAME = 1e-9
 _SLOT = re.compile(r"number(\d+)")
-_SENTENCE = re.compile(r"[^.?!]+(?:\.\d[^.?!]*)*[.?!]*")
-_CLAUSE_END = re.compile(r"[,;.?!]+(?:\s|$)|\s(?:and|but|then|if)\s")
-_NOTE_WORDS = 6
 _LOOSE_MARK = re.compile(r" (?=[.,?!;:%](?:\s|$))")
 _LOOSE_ENDING = re.compile(r" (?='(?:s|t|d|ll|re|ve)\b|n't\b)")
 _CALCULATION = re.compile(r"<<([^=<>]+)=([^<>]+)>>")
@@ -54,10 +51,8 @@ def read_svamp(row: Row, default: str) -> Task:
     gold = _tidy(row.get("Answer"), "Answer")
     if row.get("Numbers") is not None:
         numbers = [_tidy(text, "Numbers") for text in str(row["Numbers"]).split()]
-        template, equation = text_field(row, "Question"), text_field(row, "Equation")
-        question = _filled(template, numbers)
-        notes = [f"# {_filled(note, numbers).replace('$ ', '$')}" for note in _notes(template, equation)]
-        program = [*notes, f"print({_infix(equation, numbers)})"]
+        question = _SLOT.sub(lambda slot: _slot(slot[1], numbers), text_field(row, "Question"))
+        program = [f"print({_infix(text_field(row, 'Equation'), numbers)})"]
     else:
         question, program = _joined(text_field(row, "Body"), text_field(row, "Question")), []
     steps = sum(word in _TIES for word in str(row.get("Equation") or "").split())
@@ -110,8 +105,6 @@ def _run(program: Sequence[str]) -> float | None:
     """Return what the last line prints, or ``None`` without a program. Supports only assignments and one ``print``."""
     values: dict[str, float] = {}
     for line in program:
-        if line.startswith("#"):
-            continue
         statement = ast.parse(line).body[0]
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=expression):
@@ -141,32 +134,6 @@ def _tidy(value: Any, key: str) -> str:
         return str(int(number)) if number.is_integer() else repr(number)
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"`{key}`: expected a number, got {abbreviate(value)}") from None
-
-
-def _notes(template: str, equation: str) -> list[str]:
-    """Return what a question asks and what it says of the numbers that the equation needs, in the equation's order.
-
-    Written as comments above the expression, they let a small model choose the numbers before the operation.
-    """
-    sentences = [
-        words.strip()
-        for words in _SENTENCE.findall(_LOOSE_ENDING.sub("", _LOOSE_MARK.sub("", " ".join(template.split()))))
-    ]
-    clauses = [clause for words in sentences for clause in _CLAUSE_END.split(words) if clause]
-    needed = list(dict.fromkeys(slot[0] for slot in _SLOT.finditer(equation)))
-    notes = [_around(slot, clause) for slot in needed for clause in clauses if slot in clause.split()]
-    return [note[0].lower() + note[1:] for note in (*(f"{asked}?" for asked in clauses[-1:]), *notes)]
-
-
-def _around(slot: str, clause: str) -> str:
-    """Return a number's slot with up to six words on each side."""
-    words = clause.split()
-    place = words.index(slot)
-    return " ".join(words[max(0, place - _NOTE_WORDS) : place + _NOTE_WORDS + 1])
-
-
-def _filled(template: str, numbers: Sequence[str]) -> str:
-    return _SLOT.sub(lambda slot: _slot(slot[1], numbers), template)
 
 
 def _slot(index: str, numbers: Sequence[str]) -> str:
