@@ -57,7 +57,7 @@ class ModelSettings(Settings):
     max_batch: int = Field(default=64, ge=1)
     """Number of sequences that an in-process model generates at once."""
     chat: ToolCalls | None = None
-    """Chat completions, for a server that returns no token ids. Tool calls are in the agent's ``tags`` or ``native``."""
+    """Chat completions, for a server without token ids (counts are estimates). Tool calls: ``tags`` or ``native``."""
     request: dict[str, Any] = Field(default_factory=dict)
     """Merged into the fields of a chat request; ``null`` removes one, e.g. ``{max_tokens: null,
     max_completion_tokens: 4096}``."""
