@@ -120,6 +120,21 @@ def test_a_road_of_word_problems_trains_on_what_it_prepared_and_tests_three_mode
         load[kind](Path(config), overrides)
 
 
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_a_small_model_computes_in_bfloat16_where_the_processor_has_it(
+    has_instructions: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("afm.memory_arithmetic", "afm.cli.reproduce_word_problems"):
+        monkeypatch.setattr(f"{module}.multiplies_bfloat16", lambda: has_instructions)
+    run = WordProblems(
+        WORD_PROBLEMS["svamp"], tmp_path, ROOT, "135m", False, ROOT / "configs/data/svamp.yaml"
+    )
+    words = {stage.name: " ".join(stage.commands[-1].words) for stage in run.stages()}
+    assert ("param_dtype=bf16" in words["rl"]) is has_instructions
+    assert ("afm_cpu.dtype=bfloat16" in words["rl"]) is has_instructions
+    assert ("model.dtype=bfloat16" in words["eval"]) is has_instructions
+
+
 def test_the_scripts_hand_everything_to_the_command() -> None:
     for agent in (*AGENTS, *WORD_PROBLEMS):
         script = ROOT / f"train/{agent}/all.sh"
