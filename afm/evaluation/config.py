@@ -72,13 +72,12 @@ class ModelSettings(Settings):
     def _chats_with_a_server(self) -> Self:
         if self.request and self.chat is None:
             raise ValueError("no `request` without `chat`; only chat requests have fields to change")
+        if self.folder is None and (self.threads or self.dtype):
+            raise ValueError("no `threads` or `dtype` with a server; they are for a model in this process")
         if self.chat is not None and (
             self.folder is not None or self.tokenizer is not None or "," in self.path
         ):
-            raise ValueError(
-                "the address of one server and no tokenizer with `chat`; a model whose folder or tokenizer is here "
-                "is asked with token ids, without `chat`"
-            )
+            raise ValueError("the address of one server and no tokenizer with `chat`; others get token ids")
         return self
 
     @property

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from afm.runs.atomic import replace_text
+
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)")
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 NAME = re.compile(
@@ -130,13 +132,15 @@ def main() -> None:
     parser.add_argument("--rl", type=Path, help="file for a fifth of the questions, which `out` then lacks")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if not options.source.is_file():
+        parser.error(f"{options.source}: no such file; `afm data prepare` writes it (docs/recipes/svamp.md)")
     rows = [json.loads(line) for line in options.source.read_text().splitlines()]
     parts = {options.out: [row for row in rows if options.rl is None or not held_out(row)]}
     if options.rl is not None:
         parts[options.rl] = [row for row in rows if held_out(row)]
     for file, part in parts.items():
         written = list(with_variants(part, options.seed))
-        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))
+        replace_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))
         print(f"questions: {len(part)}, variants: {len(written) - len(part)}, file: {file}")
 
 

@@ -69,6 +69,7 @@ def test_a_child_config_keeps_what_it_does_not_say() -> None:
         (SERVED, ["model.chat=sometimes"], "'tags' or 'native'"),
         (SERVED, ["model.chat=native", "agents={math: {agent: math}}"], "model.chat=tags where rows choose"),
         (SERVED, ["model.request.seed=null"], "no `request` without `chat`"),
+        (SERVED, ["model.dtype=bfloat16"], "no `threads` or `dtype` with a server"),
         ("extend: web.yaml\n", [], r"extend: unknown key; did you mean 'extends'\?"),
         ("extends: eval.yaml\n", [], "is circular"),
     ],

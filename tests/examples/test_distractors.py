@@ -83,6 +83,11 @@ def test_the_command_keeps_each_question_and_its_program(tmp_path: Path) -> None
     assert written[2]["extra_info"] == rows[1]["extra_info"]
     subprocess.run(command, check=True, capture_output=True)
     assert out.read_text() == first
+    source.unlink()
+    missing = subprocess.run(command, capture_output=True, text=True)
+    assert missing.returncode == 2
+    assert "train.jsonl: no such file" in missing.stderr
+    assert out.read_text() == first
 
 
 def test_a_fifth_of_the_questions_is_held_out_for_reinforcement(tmp_path: Path) -> None:
