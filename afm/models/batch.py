@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from afm.errors import ConfigError, EngineError
 from afm.models.base import FinishReason, Generation, SamplingParams
-from afm.models.cache import PrefixStore, RowCache
+from afm.models.cache import ROWS_ATTENTION, PrefixStore, RowCache, use_rows_attention
 from afm.models.sampling import BatchSampler, Draw
 from afm.models.tokenizer import StopMatcher
 
@@ -69,7 +69,9 @@ class RunningBatch:
             )
         self._model = model
         self._device = next(model.parameters()).device
-        self._direct_mask = getattr(model.config, "_attn_implementation", "") == "sdpa"
+        self._direct_mask = getattr(model.config, "_attn_implementation", "") in ("sdpa", ROWS_ATTENTION)
+        if self._direct_mask and self._device.type == "cpu":
+            use_rows_attention(model)
         self._eos_ids = eos_ids
         self._prefiller = Prefiller(model, pad_id, self._device)
         self._prefixes = PrefixStore(prefix_tokens)

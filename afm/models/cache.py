@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +16,57 @@ _FEWEST_SPARE, _SPARE_SHARE = 8, 0.125
 """Spare columns: the larger of a number and a share of the width. With short texts, gaps between the rows' memory slow
 attention down on a CPU (measured: 1.5 times at batch 128 with 64 spare columns). With long texts, copying everything at
 every eighth token does (measured: a quarter of a step at 60 rows of 430 tokens)."""
+
+
+ROWS_ATTENTION = "afm_rows"
+
+
+def use_rows_attention(model: Any) -> None:
+    """Let a model with SDPA attention use :func:`rows_attention` for single tokens on a CPU."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ROWS_ATTENTION, rows_attention)
+    AttentionMaskInterface.register(ROWS_ATTENTION, sdpa_mask)
+    model.set_attn_implementation(ROWS_ATTENTION)
+
+
+def rows_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Attend from one token per row, in float32. More tokens are left to SDPA (transformers protocol).
+
+    SDPA repeats the keys of grouped heads if there is a mask, and is slow in bfloat16. For one token of 64 rows with 100
+    cached tokens, it took 3.7 ms a layer in float32 and 6.6 ms in bfloat16, where this takes 0.7 and 0.9 ms.
+
+    Args:
+        query: Shape [rows, heads, 1, head size].
+        key: Shape [rows, key heads, tokens, head size], like ``value``.
+        attention_mask: Shape [rows, 1, 1, tokens], true where a row attends.
+
+    Returns:
+        The weighted values, of shape [rows, 1, heads, head size], and no weights.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    rows, heads, new, size = query.shape
+    if new > 1 or (attention_mask is not None and attention_mask.dtype.is_floating_point):
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **rest
+        )
+        return result
+    grouped = query.reshape(rows, key.shape[1], -1, size).float()
+    scores = grouped @ key.float().transpose(2, 3) * (size**-0.5 if scaling is None else scaling)
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, float("-inf"))
+    mixed = scores.softmax(dim=-1) @ value.float()
+    return mixed.to(query.dtype).reshape(rows, 1, heads, -1), None
 
 
 class RowCache:

@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from afm.models.cache import PrefixStore, RowCache
+from afm.models.cache import PrefixStore, RowCache, rows_attention
 
 HEADS, SIZE = 2, 3
 
@@ -134,3 +134,21 @@ def test_what_is_too_long_is_not_kept_and_clearing_forgets():
     store.put((1, 2), states_of(1))
     store.clear()
     assert (store.tokens, store.take([1, 2])) == (0, (0, []))
+
+
+@pytest.mark.parametrize(("kind", "apart"), [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize("key_heads", [1, 3, 9])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_rows_is_that_of_sdpa(kind, apart, key_heads, masked):
+    rows, tokens, size = 5, 40, 16
+    torch.manual_seed(0)
+    query = torch.randn(rows, 1, 9, size).transpose(1, 2).to(kind)
+    keys, values = torch.randn(2, rows, key_heads, tokens + 20, size).to(kind)[..., 10:-10, :]
+    mask = torch.arange(tokens, 0, -1) <= torch.randint(1, tokens, (rows, 1)) if masked else None
+    mask = mask[:, None, None] if mask is not None else None
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query.double(), keys.double(), values.double(), attn_mask=mask, scale=0.3, enable_gqa=True
+    )
+    found, _ = rows_attention(None, query, keys, values, mask, scaling=0.3)
+    assert (found.dtype, found.shape) == (kind, (rows, 1, 9, size))
+    assert float((found.transpose(1, 2) - expected).abs().max()) < apart

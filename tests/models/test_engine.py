@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from afm.errors import ConfigError, EngineError
+from afm.models import cache
 from afm.models.base import FinishReason, SamplingParams
 from afm.models.engine import BatchEngine
 
@@ -26,11 +27,12 @@ def engine_of(model, tokenizer, *, eos_ids=(), max_batch=64, **options):
 
 @pytest.fixture
 async def start(tiny):
-    """Starts engines, of the tiny model unless of another; they end with the test."""
+    """Starts engines, of a copy of the tiny model unless of another; they end with the test."""
     engines = []
 
-    def make(model=tiny[0], **options):
-        engines.append(engine_of(model, tiny[1], **options))
+    def make(model=None, **options):
+        # A copy: an engine changes the attention of its model, and the plain model is what it is compared with.
+        engines.append(engine_of(model or copy.deepcopy(tiny[0]), tiny[1], **options))
         return engines[-1]
 
     yield make
@@ -379,6 +381,19 @@ async def test_rows_in_flight_while_weights_change_leave_nothing_behind(start, m
     assert len(turn.token_ids) > 30
     await engine.generate([5, 6, 7, *turn.token_ids], SamplingParams(1))
     assert engine.stats.reused_tokens == 0
+
+
+async def test_on_a_cpu_single_tokens_use_the_attention_of_rows(start, tiny, monkeypatch):
+    lengths = []
+    plain = cache.rows_attention
+
+    def watched(module, query, *words, **rest):
+        lengths.append(query.shape[2])
+        return plain(module, query, *words, **rest)
+
+    monkeypatch.setattr(cache, "rows_attention", watched)
+    await start().generate(prompts(1, shortest=9)[0], SamplingParams(max_new_tokens=5))
+    assert lengths.count(1) == 5 * tiny[0].config.num_hidden_layers
 
 
 async def test_layers_with_windows_are_refused(start, model):
