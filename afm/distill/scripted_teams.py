@@ -97,7 +97,6 @@ class _Casting:
 MATH_P_DIRECT: Mapping[int, float] = {1: 0.75, 2: 0.2}
 """Probability that the planner skips the tool, by number of operations."""
 
-_ATTEMPTS = 2
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -112,12 +111,14 @@ class ScriptedMathTeam:
         seed: Determines every choice, together with the task's id.
         p_direct: Probability of an answer without the tool, by number of operations.
         p_slip: Probability that an answer without the tool lacks a carry, which the quality filter must catch.
+        p_corrected: Probability that ``extra_info.slip``, if there is one, is run first. The critic rejects its result.
     """
 
     spec: AgentSpec
     seed: int = 0
     p_direct: Mapping[int, float] = field(default_factory=lambda: MATH_P_DIRECT)
     p_slip: float = 0.01
+    p_corrected: float = 0.2
 
     @property
     def name(self) -> str:
@@ -138,7 +139,9 @@ class ScriptedMathTeam:
         if problem is not None:
             await self._solve_story(recorder, problem)
         elif isinstance(program, str):
-            await self._run(recorder, "program", f"Lines: {len(program.splitlines())}.", program)
+            slip, rng = task.extra_info.get("slip"), random.Random(f"{self.seed}/{task.id}")
+            first = slip if isinstance(slip, str) and rng.random() < self.p_corrected else None
+            await self._run(recorder, "program", f"Lines: {len(program.splitlines())}.", program, first)
         else:
             recorder.decline("the planner cannot read this question, and the task has no extra_info.program")
 
@@ -152,20 +155,27 @@ class ScriptedMathTeam:
         recorder.say(WRITER, "This one is easy.")
         recorder.finish(WRITER, str(problem.answer - slip))
 
-    async def _run(self, recorder: Recorder, kind: str, thought: str, program: str) -> None:
+    async def _run(
+        self, recorder: Recorder, kind: str, thought: str, program: str, slip: str | None = None
+    ) -> None:
         recorder.say(PLANNER, f"Write one {kind} and run it.")
         tool, value = self._cast.tool, ""
-        for _ in range(_ATTEMPTS):
+        for code in (slip or program, program):
             recorder.say(CODER, thought)
-            result = await recorder.use(CODER, tool, f"\n```py\n{program}\n```\n")
+            result = await recorder.use(CODER, tool, f"\n```py\n{code}\n```\n")
             value = result.text.strip()
-            if result.ok and _NUMBER.fullmatch(value):
+            is_number = result.ok and _NUMBER.fullmatch(value)
+            if is_number and code == program:
                 recorder.say(CRITIC, "A number came back.")
                 recorder.say(WRITER, "Done.")
                 recorder.finish(WRITER, value.removesuffix(".0"))
                 return
-            recorder.say(CRITIC, "No number came back. Run it again.")
-        recorder.fail(f"{_ATTEMPTS} tool calls returned no number, the last one: {value}")
+            if is_number:
+                what = "A negative number" if value.startswith("-") else "Not a whole number"
+                recorder.say(CRITIC, f"{what}. Read the question again.")
+            else:
+                recorder.say(CRITIC, "No number came back. Run it again.")
+        recorder.fail(f"2 tool calls returned no number, the last one: {value}")
 
     @property
     def _cast(self) -> _Casting:

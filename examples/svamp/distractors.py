@@ -1,9 +1,15 @@
 """Add variants with an irrelevant number to word problems, so that a model learns to read which numbers matter.
 
 SVAMP's questions mention quantities that the answer does not need. Questions of MAWPS and ASDiv-A, its published
-training set, hardly ever do: a model trained on them learns to use every number. A variant puts a statement from
-another training question between two sentences. It is about the person of the question, if the question names one. The
-program and the answer stay the same.
+training set, hardly ever do: a model trained on them learns to use every number. A variant adds an irrelevant number in
+one of three ways. The program and the answer stay the same.
+
+- more things: "Tom has 7 kites." becomes "Tom has 7 kites and 12 marbles."
+- the same sentence of another thing: "Tom sold 9 marbles. Tom sold 2 kites."
+- a statement from another training question, about the person of the question, if the question names one
+
+The first two need a question that names its thing ("How many kites ...?"). The other things are those of the
+training set, and their number is at most twice as large.
 
 Usage: python examples/svamp/distractors.py data/svamp/tasks/train.jsonl data/svamp/tasks/sft.jsonl
            --rl data/svamp/tasks/rl.jsonl --seed 0
@@ -27,6 +33,10 @@ from typing import Any
 from afm.runs.atomic import replace_text
 
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)")
+THINGS = re.compile(r"(?<![\w.$])(\d+) ((?:[a-z]+ )?[a-z]{2,}s)(?=[.,]| (?:in|on|at|from|for|to|and|of)\b)")
+NO_THINGS = re.compile(
+    r"\b(?:of|more|less|times|as|his|its|this|was|is|has|than|other|years|hours|minutes|days|weeks)\b"
+)
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 NAME = re.compile(
     r"([A-Z][a-z]+) (?=(?:has|had|bought|picked|found|made|ate|gave|sold|saw|read|wrote|spent|baked)\b)"
@@ -108,13 +118,48 @@ def variant(question: str, candidates: list[Statement], rng: random.Random, trie
     return None
 
 
+def things(text: str) -> Iterator[re.Match[str]]:
+    """Find numbers of things, such as "7 red kites"."""
+    return (match for match in THINGS.finditer(text) if not NO_THINGS.search(match[2]))
+
+
+def more_things(question: str, names: list[str], rng: random.Random) -> str | None:
+    """Return the question with a number of other things, ``None`` if its last sentence does not name what it counts."""
+    sentences = SENTENCE.split(question)
+    asked = words(sentences[-1])
+    found = [
+        (index, match)
+        for index, sentence in enumerate(sentences[:-1])
+        for match in things(sentence)
+        if words(match[2]) and words(match[2]) <= asked
+    ]
+    fitting = [name for name in names if not words(name) & words(question)]
+    if not found or not fitting:
+        return None
+    index, match = rng.choice(found)
+    known = set(NUMBER.findall(question))
+    number = next(n for n in iter(lambda: str(rng.randint(2, 2 * int(match[1]) + 9)), "") if n not in known)
+    sentence, added = sentences[index], f"{number} {rng.choice(fitting)}"
+    if len(NUMBER.findall(sentence)) == 1 and NAME.match(sentence) and rng.random() < 0.5:
+        other = sentence[: match.start()] + added + sentence[match.end() :]
+        sentences[index] = " ".join([other, sentence] if rng.random() < 0.5 else [sentence, other])
+    else:
+        both = [match[0], added] if rng.random() < 0.5 else [added, match[0]]
+        sentences[index] = sentence[: match.start()] + " and ".join(both) + sentence[match.end() :]
+    return " ".join(sentences)
+
+
 def with_variants(rows: list[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
     """Yield each row, followed by its variant if there is one. The same seed gives the same variants."""
     rng = random.Random(seed)
     candidates = list(dict.fromkeys(statements(row["question"] for row in rows)))
+    names = list(dict.fromkeys(match[2] for row in rows for match in things(row["question"])))
     for row in rows:
         yield row
-        if candidates and (question := variant(row["question"], candidates, rng)):
+        question = more_things(row["question"], names, rng)
+        if question is None and candidates:
+            question = variant(row["question"], candidates, rng)
+        if question:
             yield {**row, "id": f"{row['id']}-distractor", "question": question}
 
 

@@ -52,6 +52,26 @@ def test_a_prefix_equation_becomes_a_program(equation, answer, program):
 
 
 @pytest.mark.parametrize(
+    ("equation", "answer", "slip"),
+    [
+        ("- number0 - number1 1.0", "1.5", "print(2.5-1-3)"),  # negative
+        ("* - number0 number1 2.0", "1.0", "print((2.5-3)*2)"),
+        ("/ number0 / number1 number1", "3.0", "print(2.5/2.5/3)"),  # a fraction in place of a whole number
+        ("- number1 / number0 2.0", "1.0", "print(3/2-2.5)"),
+        ("- * number0 2.0 number0", "3.0", "print(3-3*2)"),
+        ("- number1 number0", "-0.5", None),  # 0.5 does not look wrong
+        ("/ number0 number1", "1.2", None),  # and neither does 0.833
+        ("- number0 number0", "0.0", None),
+        ("/ - number0 number0 number1", "0.0", None),  # one cannot be run
+        ("+ number0 number1", "5.5", None),
+    ],
+)
+def test_a_slip_is_the_program_with_two_numbers_reversed_if_that_can_be_seen(equation, answer, slip):
+    task = read_svamp(BOOKS | {"Equation": equation, "Answer": answer}, "x")
+    assert task.extra_info.get("slip") == slip
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"Numbers": "3.0"}, "`Question`: number1 is not among the 1 of `Numbers`"),

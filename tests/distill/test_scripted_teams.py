@@ -72,6 +72,35 @@ async def test_with_the_tool_the_program_really_runs(tmp_path, spec, tools):
     ]
 
 
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
+    ("slip", "seen", "criticism"),
+    [
+        ("print(8-14)", "-6", "A negative number. Read the question again."),
+        ("print(8/14)", "0.5714285714285714", "Not a whole number. Read the question again."),
+    ],
+)
+async def test_a_slip_is_seen_and_corrected(tmp_path, spec, tools, slip, seen, criticism):
+    extra = {"program": "print(14-8)", "slip": slip}
+    task = Task(id="books", question="?", ground_truth="6", data_source="svamp", extra_info=extra)
+    team = ScriptedMathTeam(spec, p_corrected=1)
+    assert await work(tmp_path / "e", team, tools["code"], task) == [
+        ("message", "planner", "Write one program and run it."),
+        ("message", "coder", "Lines: 1."),
+        ("tool_call", "coder", f"\n```py\n{slip}\n```\n"),
+        ("tool_result", "", seen),
+        ("message", "critic", criticism),
+        ("message", "coder", "Lines: 1."),
+        ("tool_call", "coder", "\n```py\nprint(14-8)\n```\n"),
+        ("tool_result", "", "6"),
+        ("message", "critic", "A number came back."),
+        ("message", "writer", "Done."),
+        ("final", "writer", "6"),
+    ]
+    without = await logged(tmp_path / "w", ScriptedMathTeam(spec, p_corrected=0), tools["code"], [task])
+    assert [event.content for event in without if event.kind.value == "tool_result"] == ["6"]
+
+
 @pytest.mark.parametrize(("p_slip", "answer"), [(0, "168"), (1, "158")])
 async def test_directly_there_is_no_call_and_a_slip_is_off_by_one_carry(tmp_path, spec, p_slip, answer):
     team = ScriptedMathTeam(spec, p_direct=ALWAYS, p_slip=p_slip)

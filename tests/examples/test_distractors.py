@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+NUMBER_OF_PENS = re.compile(r"(\d+) pens")
 SCRIPT = Path(__file__).parents[2] / "examples/svamp/distractors.py"
 
 
@@ -88,6 +90,43 @@ def test_the_command_keeps_each_question_and_its_program(tmp_path: Path) -> None
     assert missing.returncode == 2
     assert "train.jsonl: no such file" in missing.stderr
     assert out.read_text() == first
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        (
+            "Tom has 7 kites. He sold 2. How many kites are left?",
+            {
+                "Tom has 7 kites and N pens. He sold 2. How many kites are left?",
+                "Tom has N pens and 7 kites. He sold 2. How many kites are left?",
+                "Tom has 7 kites. Tom has N pens. He sold 2. How many kites are left?",
+                "Tom has N pens. Tom has 7 kites. He sold 2. How many kites are left?",
+            },
+        ),
+        (
+            "There are 7 red kites in a box. How many kites are there?",
+            {None},  # who asks for kites may mean others too
+        ),
+        (
+            "There are 7 red kites in a box. How many red kites are there?",
+            {
+                "There are 7 red kites and N pens in a box. How many red kites are there?",
+                "There are N pens and 7 red kites in a box. How many red kites are there?",
+            },
+        ),
+        ("Tom has 7 kites. He sold 2. How many are left?", {None}),  # of what?
+        ("Tom has 7 pens. He sold 2. How many pens are left?", {None}),  # the only other thing
+        ("Tom has 7 more kites than pens. How many more kites has he?", {None}),
+    ],
+)
+def test_other_things_are_added_where_the_question_names_its_own(
+    script: ModuleType, question: str, expected: set[str | None]
+) -> None:
+    found = {script.more_things(question, ["pens"], random.Random(seed)) for seed in range(60)}
+    assert {text and NUMBER_OF_PENS.sub("N pens", text) for text in found} == expected
+    added = [int(match[1]) for text in found if text for match in NUMBER_OF_PENS.finditer(text)]
+    assert all(2 <= number <= 23 and str(number) not in script.NUMBER.findall(question) for number in added)
 
 
 def test_a_fifth_of_the_questions_is_held_out_for_reinforcement(tmp_path: Path) -> None:

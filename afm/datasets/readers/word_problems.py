@@ -1,6 +1,7 @@
 """Readers of SVAMP and GSM8K: word problems whose annotations become programs.
 
 If the annotation can be read, a task has its program as ``extra_info.program``, which the scripted math team runs.
+``extra_info.slip`` is the same program with one difference or quotient reversed, if its result shows the mistake.
 ``extra_info.steps`` is the number of operations in the equation, or of calculations in the solution.
 """
 
@@ -34,6 +35,7 @@ _LOOSE_ENDING = re.compile(r" (?='(?:s|t|d|ll|re|ve)\b|n't\b)")
 _CALCULATION = re.compile(r"<<([^=<>]+)=([^<>]+)>>")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+_SPACED = re.compile(r" ([-+*/]) ")
 _NAME_WORDS = 2
 _NO_NAMES = re.compile(
     r"an?|all|also|and|are|a[st]|but|by|each|every|for|from|ha[dsv]e?|hers?|he|his|i[fnst]|its|more|of|o[nr]|per|print|round"
@@ -95,10 +97,40 @@ def _program(lines: list[str], gold: str) -> dict[str, str]:
     if value is None:
         return {}
     decimals = len(gold.partition(".")[2])
+    slip = _slip(lines, value)
     if value != float(gold) and round(value, decimals) == float(gold):
         printed = lines[-1].removeprefix("print(").removesuffix(")")
         lines = [*lines[:-1], f"print(round({printed}, {decimals}))"]
-    return {"program": "\n".join(lines)}
+    return {"program": "\n".join(lines)} | ({"slip": slip} if slip else {})
+
+
+def _slip(lines: Sequence[str], value: float) -> str | None:
+    """Reverse one difference or quotient, so that the result is negative, or a fraction in place of a whole number."""
+    for index, line in enumerate(lines):
+        for number in range(line.count("-") + line.count("/")):
+            statement = ast.parse(line)
+            found = [
+                node
+                for node in ast.walk(statement)
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Div)
+            ]
+            if number >= len(found):
+                break
+            node = found[number]
+            node.left, node.right = node.right, node.left
+            wrong = [*lines[:index], _SPACED.sub(r"\1", ast.unparse(statement)), *lines[index + 1 :]]
+            try:
+                result = _run(wrong)
+            except ZeroDivisionError:
+                continue
+            if result is not None and _is_implausible(result, value):
+                return "\n".join(wrong)
+    return None
+
+
+def _is_implausible(result: float, value: float) -> bool:
+    """Return whether ``result`` is negative or a fraction, and ``value`` is not."""
+    return (result < 0 <= value) or (float(value).is_integer() and not float(result).is_integer())
 
 
 def _run(program: Sequence[str]) -> float | None:
