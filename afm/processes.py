@@ -23,6 +23,7 @@ _USUAL = (
     # Limits of this process also apply to its children.
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
 )
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE_BYTES = 1_000_000
 
@@ -88,6 +89,18 @@ def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | No
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != expected:  # the parent ended before the request took effect
         raise SystemExit(128 + number)
+
+
+def keep_freed_memory() -> None:
+    """Keep up to 2 GiB of freed memory in this process, also from large blocks (glibc only).
+
+    Without it, each large tensor on a CPU gets new pages from the kernel. A training step of SmolLM2-135M (8 rows of 160
+    tokens, bfloat16, two cores) took 3.0 s, and 2.3 s with it. The peak of memory grew from 4.2 to 4.7 GB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def run_logged(

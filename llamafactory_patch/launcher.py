@@ -25,7 +25,7 @@ from afm.configuration import parse_yaml
 from afm.errors import AfmError, ConfigError, UsageError
 from afm.findings import has_gpu
 from afm.memory_arithmetic import positive_variable
-from afm.processes import die_with_parent, follow_parent, run_logged
+from afm.processes import die_with_parent, follow_parent, keep_freed_memory, run_logged
 from afm.runs.folder import RunFolder
 from afm.terminal import ProgressView
 from llamafactory_patch import run_folder
@@ -236,6 +236,8 @@ def main() -> None:
             )
         from llamafactory_patch.engine import load_engine, mend_trainer
 
+        if not has_gpu():
+            keep_freed_memory()
         load_engine()
         mend_trainer()
         if words[:1] == ["train"] and not {"-h", "--help"} & set(words):
@@ -337,6 +339,8 @@ def _train_rank() -> None:
     die_with_parent(signal.SIGKILL)
     from llamafactory_patch.engine import load_engine, mend_trainer
 
+    if not has_gpu():
+        keep_freed_memory()
     load_engine()
     mend_trainer()
     from llamafactory.train.tuner import run_exp

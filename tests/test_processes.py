@@ -115,3 +115,22 @@ def test_a_child_dies_with_a_parent_that_is_killed(family):
     assert alive(child)
     parent.kill()
     wait_until(lambda: not alive(child))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_freed_memory_is_kept_and_used_again(kept):
+    code = f"""
+import resource
+from afm.processes import keep_freed_memory
+if {kept}:
+    keep_freed_memory()
+def fill():
+    b"x" * (100 << 20)
+fill()
+begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun)
+"""
+    faults = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+    assert (faults < 500) == kept  # new pages of 4 KiB would be 128,000 faults, of 2 MiB 250 or more

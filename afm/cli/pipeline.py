@@ -272,15 +272,16 @@ class Quickstart:
 
     def evaluate(self, model: str, data: Path, name: str) -> str:
         """Evaluate a trained model at temperature 1. An interrupted evaluation is resumed."""
-        from afm.evaluation.config import EvalConfig
+        from afm.evaluation.config import EvalConfig, ModelSettings
         from afm.evaluation.job import run_job
         from afm.evaluation.wording import ours
 
+        kind = "bfloat16" if self.base is not None and multiplies_bfloat16() else None
         settings = EvalConfig(
             name=name,
             data=(data,),
             agent=self.spec.name,
-            model=str(self.out / model),
+            model=ModelSettings(path=str(self.out / model), dtype=kind),
             tools=self.tools_config,
             seed=self.seed,
             output_dir=self.out / name,

@@ -358,5 +358,5 @@ def _size(shape: ModelShape) -> str:
 
 def _number_format() -> str:
     if multiplies_bfloat16():
-        return "bfloat16 (evaluation in float32)"
+        return "bfloat16"
     return "float32: this processor has no instructions for bfloat16"

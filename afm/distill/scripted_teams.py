@@ -1,8 +1,7 @@
 """Scripted teachers: rule-based teams for the generated worlds, and for problems that come with a program.
 
-They use no model, but their tool calls are real. Programs run in the sandboxed tool, queries go to the search tool, and
-teams repeat only its results. On easy generated questions they often skip the tool. A tiny model copies this habit
-without the knowledge, and reinforcement learning then teaches it when a call is useful.
+They use no model, but their tool calls are real, and they repeat only the tools' results. On easy questions they often
+skip the tool. A tiny model copies this habit, and reinforcement learning then teaches it when a call is useful.
 """
 
 from __future__ import annotations
@@ -139,42 +138,36 @@ class ScriptedMathTeam:
         if problem is not None:
             await self._solve_story(recorder, problem)
         elif isinstance(program, str):
-            slip, rng = task.extra_info.get("slip"), random.Random(f"{self.seed}/{task.id}")
-            first = slip if isinstance(slip, str) and rng.random() < self.p_corrected else None
-            await self._run(recorder, "program", f"Lines: {len(program.splitlines())}.", program, first)
+            rng = random.Random(f"{self.seed}/{task.id}")
+            first = task.extra_info.get("slip", program) if rng.random() < self.p_corrected else program
+            await self._run(recorder, "program", f"Lines: {len(program.splitlines())}.", first, program)
         else:
             recorder.decline("the planner cannot read this question, and the task has no extra_info.program")
 
     async def _solve_story(self, recorder: Recorder, problem: StoryProblem) -> None:
         rng, text = random.Random(f"{self.seed}/{recorder.task.id}"), problem.expression
         if rng.random() >= self.p_direct.get(len(problem.changes), 0.0):
-            await self._run(recorder, "expression", f"The expression is {text}.", f"print({text})")
+            await self._run(recorder, "expression", f"The expression is {text}.", *[f"print({text})"] * 2)
             return
-        slip = 10 if rng.random() < self.p_slip else 0
         recorder.say(PLANNER, "Answer at once.")
         recorder.say(WRITER, "This one is easy.")
-        recorder.finish(WRITER, str(problem.answer - slip))
+        recorder.finish(WRITER, str(problem.answer - (10 if rng.random() < self.p_slip else 0)))
 
-    async def _run(
-        self, recorder: Recorder, kind: str, thought: str, program: str, slip: str | None = None
-    ) -> None:
+    async def _run(self, recorder: Recorder, kind: str, thought: str, *programs: str) -> None:
         recorder.say(PLANNER, f"Write one {kind} and run it.")
         tool, value = self._cast.tool, ""
-        for code in (slip or program, program):
+        for code in programs:
             recorder.say(CODER, thought)
             result = await recorder.use(CODER, tool, f"\n```py\n{code}\n```\n")
             value = result.text.strip()
             is_number = result.ok and _NUMBER.fullmatch(value)
-            if is_number and code == program:
+            if is_number and code == programs[-1]:
                 recorder.say(CRITIC, "A number came back.")
                 recorder.say(WRITER, "Done.")
                 recorder.finish(WRITER, value.removesuffix(".0"))
                 return
-            if is_number:
-                what = "A negative number" if value.startswith("-") else "Not a whole number"
-                recorder.say(CRITIC, f"{what}. Read the question again.")
-            else:
-                recorder.say(CRITIC, "No number came back. Run it again.")
+            fault = "A negative number" if value.startswith("-") else "Not a whole number"
+            recorder.say(CRITIC, f"{fault if is_number else 'No number came back'}. Read the question again.")
         recorder.fail(f"2 tool calls returned no number, the last one: {value}")
 
     @property

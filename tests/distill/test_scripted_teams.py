@@ -122,7 +122,7 @@ async def test_the_critic_sends_the_coder_back_once_and_then_the_team_gives_up(t
 
     assert [content for kind, _, content in events if kind == "tool_result"] == [text, text]
     messages = [content for _, agent, content in events if agent == "critic"]
-    assert messages == ["No number came back. Run it again."] * 2
+    assert messages == ["No number came back. Read the question again."] * 2
     assert events[-1] == ("error", "", f"2 tool calls returned no number, the last one: {text}")
 
 
