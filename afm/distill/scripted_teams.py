@@ -68,8 +68,7 @@ class _Casting:
 
     @property
     def proposal(self) -> str:
-        only_check = (self.check,)
-        sources = (tag for tag, followers in self.spec.transitions.items() if followers == only_check)
+        sources = (tag for tag, next_tags in self.spec.transitions.items() if next_tags == (self.check,))
         return self._only("a proposed answer", tuple(sources))
 
     @property
