@@ -23,7 +23,8 @@ _USUAL = (
     # Limits of this process also apply to its children.
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
 )
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_NOTHING_RETURNED = {-4: 0, -1: -1, -8: 1}
+"""Parameters of glibc's ``mallopt``: no M_MMAP_MAX, no M_TRIM_THRESHOLD, and one arena (M_ARENA_MAX)."""
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE_BYTES = 1_000_000
 
@@ -92,15 +93,15 @@ def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | No
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 2 GiB of freed memory in this process, also from large blocks (glibc only).
+    """Keep freed memory in this process, also that of large blocks and of later threads (glibc only).
 
-    Without it, each large tensor on a CPU gets new pages from the kernel. A training step of SmolLM2-135M (8 rows of 160
-    tokens, bfloat16, two cores) took 3.0 s, and 2.3 s with it. The peak of memory grew from 4.2 to 4.7 GB.
+    Without it, each large tensor on a CPU gets new pages from the kernel: 480,000 in a training step of SmolLM2-135M (8
+    rows of 200 tokens, bfloat16). With it, the step took 15 % less processor time, and 1 GB more of memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        for parameter, value in _NOTHING_RETURNED.items():
+            mallopt(parameter, value)
 
 
 def run_logged(
