@@ -11,8 +11,6 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from afm.processes import keep_freed_memory
-
 
 def _nothing(self: object, *args: object, **options: object) -> None:
     """Do nothing: a CPU has no cache, allocator or profiler to control, one device, and no pending work."""
@@ -67,9 +65,6 @@ class PlatformCpu(PlatformBase):
     device_module = CpuDevice()
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     profiler_start = profiler_stop = cudart = _nothing
-
-    def __init__(self) -> None:
-        keep_freed_memory()
 
     def is_available(self) -> bool:
         """Return true: every machine has a CPU."""

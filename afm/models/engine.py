@@ -20,7 +20,6 @@ from afm.models.base import FinishReason, Generation, SamplingParams
 from afm.models.batch import GenerationRequest, RunningBatch, score_tokens
 from afm.models.sampling import stream_key
 from afm.models.tokenizer import StopMatcher
-from afm.processes import keep_freed_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -229,8 +228,6 @@ class BatchEngine:
 
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        if next(self._model.parameters()).device.type == "cpu":
-            keep_freed_memory()
         with torch.inference_mode():
             while self._turn():
                 pass
