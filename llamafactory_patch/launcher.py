@@ -25,7 +25,7 @@ from afm.configuration import parse_yaml
 from afm.errors import AfmError, ConfigError, UsageError
 from afm.findings import has_gpu
 from afm.memory_arithmetic import positive_variable
-from afm.processes import KEPT_MEMORY, die_with_parent, follow_parent, run_logged
+from afm.processes import die_with_parent, follow_parent, run_logged
 from afm.runs.folder import RunFolder
 from afm.terminal import ProgressView
 from llamafactory_patch import run_folder
@@ -356,8 +356,6 @@ def _command(job: SftJob, node: Node) -> list[str]:
 def _variables(job: SftJob, node: Node) -> dict[str, str]:
     """Return the environment variables of the child that differ from those of this process."""
     wanted = {"PYTHONUNBUFFERED": "1"} | tracker_variables(job)
-    if job.config.get("use_cpu"):
-        wanted |= KEPT_MEMORY
     if job.own.threads is not None:
         # On a busy machine, threads that spin while they wait made steps ten times slower.
         wanted |= {"OMP_NUM_THREADS": str(job.own.threads), "OMP_WAIT_POLICY": "PASSIVE"}

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from afm.processes import KEPT_MEMORY, run_logged
+from afm.processes import run_logged
 
 
 def logged(code, tmp_path, *, watch=None):
@@ -57,7 +57,7 @@ except KeyboardInterrupt:
 
 PARENT = """
 import os, pathlib, signal, sys
-from afm.processes import KEPT_MEMORY, run_logged
+from afm.processes import run_logged
 signal.signal(signal.SIGINT, signal.default_int_handler)
 command = [sys.executable, "-c", pathlib.Path("child.py").read_text()]
 sys.exit(run_logged(command, env=os.environ, log_path=pathlib.Path("log"), keep_open=(), watch=lambda: None))
@@ -115,26 +115,3 @@ def test_a_child_dies_with_a_parent_that_is_killed(family):
     assert alive(child)
     parent.kill()
     wait_until(lambda: not alive(child))
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_freed_memory_is_kept_and_used_again(kept):
-    code = """
-import resource, threading
-def fill():
-    b"x" * (100 << 20), b"x" * (20 << 20)
-def measure():
-    fill()
-    begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(5):
-        fill()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun)
-measure()
-thread = threading.Thread(target=measure)
-thread.start()
-thread.join()
-"""
-    env = os.environ | (KEPT_MEMORY if kept else {})
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=env).stdout
-    for faults in map(int, out.split()):
-        assert (faults < 250) == kept  # new pages of 4 KiB would be 150,000 faults, of 2 MiB 300

@@ -17,7 +17,6 @@ from afm.errors import ConfigError
 from afm.findings import Finding, Level, refuse_errors
 from afm.memory_arithmetic import model_shape
 from afm.plugins import TRUST_VARIABLE
-from afm.processes import KEPT_MEMORY
 from afm.rewards import load_reward
 from afm.terminal import plural
 from verl_ext.algorithms import ESTIMATOR
@@ -48,7 +47,6 @@ def environment(settings: RlSettings) -> dict[str, str]:
     if settings.platform == "cpu":
         values |= {
             "VERL_PLATFORM": "cpu",
-            **KEPT_MEMORY,
             "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
             # Trainer and engine take turns, so waiting threads must not spin and slow down the other one.
             "OMP_WAIT_POLICY": "PASSIVE",
