@@ -77,7 +77,7 @@ class ModelSettings(Settings):
         if self.chat is not None and (
             self.folder is not None or self.tokenizer is not None or "," in self.path
         ):
-            raise ValueError("the address of one server and no tokenizer with `chat`; others get token ids")
+            raise ValueError("the address of one server and no tokenizer with `chat`; otherwise no `chat`")
         return self
 
     @property

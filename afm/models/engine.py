@@ -50,7 +50,8 @@ class BatchEngine:
 
     Args:
         model: A decoder in evaluation mode that takes transformers' ``past_key_values``, with rotary or
-            other relative positions (rows are left-padded; explicit positions are passed).
+            other relative positions (rows are left-padded; explicit positions are passed). On a CPU, the engine
+            changes its SDPA attention.
         eos_ids: Tokens that end a text.
         pad_id: Any valid id, for padding. It is never attended to.
         decode: Returns the text of token ids, for stop strings.
