@@ -158,6 +158,5 @@ class WordProblems(Reproduction):
 
     def _report(self) -> ChainStage:
         runs = [str(self.results / f"eval_{stage}") for stage in ("sft", "rl")]
-        # RL stores its limits in the agent, and another agent is not compared without --anyway.
-        commands = (("afm", "eval", "compare", *runs, "--anyway"), ("afm", "report", str(self.results)))
+        commands = (("afm", "eval", "compare", *runs), ("afm", "report", str(self.results)))
         return ChainStage("report", tuple(map(StageCommand, commands)), (self.results / "report.html",))

@@ -284,8 +284,18 @@ def differences(before: RunManifest, after: RunManifest) -> list[str]:
     if old.get("model.digest") is not None and old["model.digest"] == new.get("model.digest"):
         # The same files under another path are the same model.
         old["model.name"] = new["model.name"]
+    for key in (key for key in old if key.endswith("agent.digest") and key in new):
+        agent = key.removesuffix("digest")
+        if _without_limits(old, agent) == _without_limits(new, agent):
+            old[key] = new[key]  # the limits that applied are a setting of their own
     settings = ({key: flat[key] for key in flat if not _NO_SETTING.match(key)} for flat in (old, new))
     return changes(*settings)
+
+
+def _without_limits(flat: Mapping[str, Any], agent: str) -> dict[str, Any]:
+    """Return an agent's declaration without its limits."""
+    declared, limits = f"{agent}spec.", f"{agent}spec.limits."
+    return {key: flat[key] for key in flat if key.startswith(declared) and not key.startswith(limits)}
 
 
 def model_digest(source: str) -> str | None:

@@ -40,6 +40,17 @@ def test_equal_runs_share_a_folder_and_others_are_told_apart(tmp_path, solver) -
     assert changes == ["sampling.temperature: 1.0 -> 0.0"]
 
 
+def test_limits_that_were_replaced_make_no_other_agent(solver) -> None:
+    spec = solver.spec()
+    narrow = spec.model_copy(update={"limits": Limits(max_response_tokens=64)})
+    narrow = type(spec).model_validate(narrow.model_dump())
+    assert narrow.digest != spec.digest
+    assert differences(manifest(solver), manifest(solver, spec=narrow)) == []
+    sampling = SamplingParams(max_new_tokens=9)
+    own = make_manifest(solver.tasks(2), narrow, "m", Conditions(sampling))
+    assert differences(manifest(solver), own) == ["limits.max_response_tokens: None -> 64"]
+
+
 def test_the_model_digest_sees_weights_and_configuration(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     weights = tmp_path / "model.safetensors"
