@@ -22,15 +22,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from afm.runs.atomic import replace_text
+from afm.datasets import Task, read_tasks, write_tasks
+from afm.errors import DataError
 
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)")
 THINGS = re.compile(r"(?<![\w.$])(\d+) ((?:[a-z]+ )?[a-z]{2,}s)(?=[.,]| (?:in|on|at|from|for|to|and|of)\b)")
@@ -149,44 +148,46 @@ def more_things(question: str, names: list[str], rng: random.Random) -> str | No
     return " ".join(sentences)
 
 
-def with_variants(rows: list[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
-    """Yield each row, followed by its variant if there is one. The same seed gives the same variants."""
+def with_variants(tasks: list[Task], seed: int) -> Iterator[Task]:
+    """Yield each task, followed by its variant if there is one. The same seed gives the same variants."""
     rng = random.Random(seed)
-    candidates = list(dict.fromkeys(statements(row["question"] for row in rows)))
-    names = list(dict.fromkeys(match[2] for row in rows for match in things(row["question"])))
-    for row in rows:
-        yield row
-        question = more_things(row["question"], names, rng)
+    candidates = list(dict.fromkeys(statements(task.question for task in tasks)))
+    names = list(dict.fromkeys(match[2] for task in tasks for match in things(task.question)))
+    for task in tasks:
+        yield task
+        question = more_things(task.question, names, rng)
         if question is None and candidates:
-            question = variant(row["question"], candidates, rng)
+            question = variant(task.question, candidates, rng)
         if question:
-            yield {**row, "id": f"{row['id']}-distractor", "question": question}
+            yield task.model_copy(update={"id": f"{task.id}-distractor", "question": question})
 
 
-def held_out(row: dict[str, Any]) -> bool:
+def held_out(question: str) -> bool:
     """Return whether a question is among the fifth for reinforcement. Texts that differ only in numbers stay together."""
-    text = NUMBER.sub("0", " ".join(row["question"].lower().split()))
+    text = NUMBER.sub("0", " ".join(question.lower().split()))
     return hashlib.sha256(text.encode()).digest()[0] % 5 == 0
 
 
 def main() -> None:
-    """Read questions, write them with their variants, and print how many there are."""
+    """Read questions, add variants, and print how many."""
     parser = argparse.ArgumentParser(description="Add variants with an irrelevant number to word problems.")
-    parser.add_argument("source", type=Path, help="questions, JSONL with the fields id and question")
+    parser.add_argument(
+        "source", type=Path, help="questions, JSONL (`afm data prepare`, docs/recipes/svamp.md)"
+    )
     parser.add_argument("out", type=Path, help="file to write")
     parser.add_argument("--rl", type=Path, help="file for a fifth of the questions, which `out` then lacks")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if not options.source.is_file():
-        parser.error(f"{options.source}: no such file; `afm data prepare` writes it (docs/recipes/svamp.md)")
-    rows = [json.loads(line) for line in options.source.read_text().splitlines()]
-    parts = {options.out: [row for row in rows if options.rl is None or not held_out(row)]}
+    try:
+        tasks = list(read_tasks(options.source))
+    except DataError as error:
+        parser.error(str(error))
+    parts = {options.out: [task for task in tasks if options.rl is None or not held_out(task.question)]}
     if options.rl is not None:
-        parts[options.rl] = [row for row in rows if held_out(row)]
+        parts[options.rl] = [task for task in tasks if held_out(task.question)]
     for file, part in parts.items():
-        written = list(with_variants(part, options.seed))
-        replace_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))
-        print(f"questions: {len(part)}, variants: {len(written) - len(part)}, file: {file}")
+        written = write_tasks(with_variants(part, options.seed), file)
+        print(f"questions: {len(part)}, variants: {written - len(part)}, file: {file}")
 
 
 if __name__ == "__main__":

@@ -63,11 +63,13 @@ def test_the_command_keeps_each_question_and_its_program(tmp_path: Path) -> None
         {
             "id": "a",
             "question": "Tom has 7 red kites. He sold 2. How many are left?",
+            "ground_truth": "5",
             "extra_info": {"program": "print(7-2)"},
         },
         {
             "id": "b",
             "question": "There were 5 pies. How many are left?",
+            "ground_truth": "5",
             "extra_info": {"program": "print(5)"},
         },
     ]
@@ -80,15 +82,19 @@ def test_the_command_keeps_each_question_and_its_program(tmp_path: Path) -> None
     first = out.read_text()
     written = [json.loads(line) for line in first.splitlines()]
     assert [row["id"] for row in written] == ["a", "b", "b-distractor"]
-    assert written[:2] == rows
+    assert [{key: row[key] for key in rows[0]} for row in written[:2]] == rows
     assert written[2]["question"] == "There were 5 pies. Tom has 7 red kites. How many are left?"
     assert written[2]["extra_info"] == rows[1]["extra_info"]
     subprocess.run(command, check=True, capture_output=True)
     assert out.read_text() == first
+    source.write_text('{"id": "a"\n')
+    broken = subprocess.run(command, capture_output=True, text=True)
+    assert (broken.returncode, "Traceback" in broken.stderr) == (2, False)
+    assert "train.jsonl:1" in broken.stderr
     source.unlink()
     missing = subprocess.run(command, capture_output=True, text=True)
     assert missing.returncode == 2
-    assert "train.jsonl: no such file" in missing.stderr
+    assert "train.jsonl" in missing.stderr
     assert out.read_text() == first
 
 
@@ -132,7 +138,11 @@ def test_other_things_are_added_where_the_question_names_its_own(
 def test_a_fifth_of_the_questions_is_held_out_for_reinforcement(tmp_path: Path) -> None:
     source, out, rl = (tmp_path / f"{name}.jsonl" for name in ("train", "sft", "rl"))
     asked = [f"Pack {'x' * (n // 2)} has {n + 3} kites. How many?" for n in range(400)]
-    source.write_text("".join(json.dumps({"id": str(n), "question": q}) + "\n" for n, q in enumerate(asked)))
+    source.write_text(
+        "".join(
+            json.dumps({"id": str(n), "question": q, "ground_truth": "1"}) + "\n" for n, q in enumerate(asked)
+        )
+    )
     subprocess.run([sys.executable, str(SCRIPT), str(source), str(out), "--rl", str(rl)], check=True)
     ids = {
         file: {int(json.loads(line)["id"]) for line in file.read_text().splitlines()} for file in (out, rl)
