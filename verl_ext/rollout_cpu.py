@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from verl.utils.config import omega_conf_to_dataclass
@@ -29,6 +32,25 @@ from verl_ext.engines import CpuOptions
 from verl_ext.lora import MergedAdapter
 from verl_ext.ray_watch import report_if_it_fails
 from verl_ext.weight_proof import fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A tensor as a NumPy array of bytes, which Ray sends without copying it. It pickles tensors."""
+
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, dtype: torch.dtype | None) -> Packed:
+        """Pack a tensor, after a conversion to ``dtype`` if it is given."""
+        own = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        return cls(own.view(-1).view(torch.uint8).numpy(), own.dtype, own.shape)
+
+    def tensor(self) -> torch.Tensor:
+        """Return the tensor. It shares the array's memory."""
+        return torch.from_numpy(self.data).view(self.dtype).view(self.shape)
 
 
 class CpuServer:
@@ -54,6 +76,8 @@ class CpuServer:
         self._received: dict[str, torch.Tensor] = {}
         self._adapter: MergedAdapter | None = None
         self._dtype = PrecisionType.to_dtype(options.dtype)
+        # Ray shares the memory of arrays, which are then read-only. The weights are copied from there.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         model = AutoModelForCausalLM.from_pretrained(path, dtype=self._dtype, attn_implementation="sdpa")
         self._engine = BatchEngine(
             model,
@@ -102,7 +126,7 @@ class CpuServer:
 
     async def update_weights(
         self,
-        named_tensors: dict[str, torch.Tensor],
+        bucket: dict[str, Packed],
         last: bool,
         global_steps: int | None,
         adapter: Mapping[str, Any] | None = None,
@@ -112,6 +136,7 @@ class CpuServer:
         Args:
             adapter: peft's configuration of the adapter to which the tensors belong.
         """
+        named_tensors = {name: packed.tensor() for name, packed in bucket.items()}
         if adapter is None:
             await self._engine.update_weights(named_tensors)
         else:
@@ -209,7 +234,9 @@ class CpuRolloutAdapter(BaseRollout):
         group = self.config.tensor_model_parallel_size
         self._leads = rank % group == 0
         replica = rank // group if replica_rank == -1 else replica_rank
-        self._names = _server_names(replica, CpuOptions.of(self.config).processes)
+        options = CpuOptions.of(self.config)
+        self._names = _server_names(replica, options.processes)
+        self._dtype = PrecisionType.to_dtype(options.dtype)
         self._servers: list[Any] = []
 
     async def resume(self, tags: list[str] | None = None) -> None:
@@ -236,23 +263,26 @@ class CpuRolloutAdapter(BaseRollout):
                 key: peft_config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora", "bias")
             }
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        bucket: dict[str, torch.Tensor] = {}
+        # An adapter is merged in the trainer's precision.
+        dtype = self._dtype if adapter is None else None
+        bucket: dict[str, Packed] = {}
         size = 0
         async for name, tensor in ensure_async_iterator(weights):
             if not self._leads:
                 continue
-            if bucket and size + tensor.nbytes > limit:
+            packed = Packed.of(tensor, dtype)
+            if bucket and size + packed.data.nbytes > limit:
                 await self._send(bucket, False, global_steps, adapter)
                 bucket, size = {}, 0
             # verl names the matrices of an adapter as vLLM does.
-            bucket[name.replace(".base_layer", "")] = tensor.detach().cpu().contiguous()
-            size += tensor.nbytes
+            bucket[name.replace(".base_layer", "")] = packed
+            size += packed.data.nbytes
         if self._leads:
             await self._send(bucket, True, global_steps, adapter)
 
     async def _send(
         self,
-        bucket: dict[str, torch.Tensor],
+        bucket: dict[str, Packed],
         last: bool,
         global_steps: int | None,
         adapter: Mapping[str, Any] | None,

@@ -22,6 +22,7 @@ from verl_ext import sync_patches
 needs("verl")
 
 from verl_ext.lora import served_name  # noqa: E402
+from verl_ext.rollout_cpu import Packed  # noqa: E402
 from verl_ext.weight_proof import (  # noqa: E402 - needs verl's extra
     Expected,
     WeightProof,
@@ -33,6 +34,16 @@ from verl_ext.weight_proof import (  # noqa: E402 - needs verl's extra
 ROOT = Path(__file__).resolve().parents[2]
 Q = "model.layers.0.self_attn.q_proj.weight"
 UP = f"base_model.model.{Q.removesuffix('.weight')}.lora_B.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 2), ()])
+def test_a_packed_tensor_comes_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    sent = torch.randn(shape, dtype=torch.float32)
+    assert torch.equal(Packed.of(sent, dtype).tensor(), sent.to(dtype))
+    assert torch.equal(
+        Packed.of(sent.T if sent.ndim == 2 else sent, None).tensor(), sent.T if sent.ndim == 2 else sent
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -136,6 +147,14 @@ def moved(module: Any, dtype: str) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in trained.items()}
 
 
+def packed(tensors: dict[str, torch.Tensor]) -> dict[str, Packed]:
+    """The tensors as they arrive from Ray: in memory that cannot be written to."""
+    bucket = {name: Packed.of(tensor, None) for name, tensor in tensors.items()}
+    for one in bucket.values():
+        one.data.flags.writeable = False
+    return bucket
+
+
 @pytest.mark.parametrize("fault", ["none", "the sync", "a tensor", "another tensor's values"])
 def test_a_sync_that_loses_weights_is_noticed(server: Any, trainer: Any, fault: str, dtype: str) -> None:
     proof = WeightProof(getattr(torch, dtype))
@@ -151,7 +170,7 @@ def test_a_sync_that_loses_weights_is_noticed(server: Any, trainer: Any, fault: 
 
     async def sync() -> None:
         expected = proof.expect(trainer)
-        await server.update_weights(sent, True, 3)
+        await server.update_weights(packed(sent), True, 3)
         proof.check(expected, [await server.fingerprints(expected.names)], 3)
 
     if fault == "none":
@@ -182,7 +201,7 @@ def test_an_adapter_that_is_not_delivered_is_noticed(
         adapter = moved(adapted, dtype)
         expected = proof.expect(adapted)
         if not broken:
-            await server.update_weights(adapter, True, step, config)
+            await server.update_weights(packed(adapter), True, step, config)
         elif fault == "not merged":
             server._adapter.replace(adapter, config)
         proof.check(expected, [await server.fingerprints(expected.names)], step)
@@ -207,7 +226,7 @@ def test_an_adapter_of_another_kind_is_refused(server: Any) -> None:
     with pytest.raises(EngineError, match="a matrix that the model does not have"):
         asyncio.run(
             server.update_weights(
-                {UP.replace("_B", "_A").replace("q_", "x_"): torch.ones(1)}, True, 0, {"r": 1}
+                packed({UP.replace("_B", "_A").replace("q_", "x_"): torch.ones(1)}), True, 0, {"r": 1}
             )
         )
 
