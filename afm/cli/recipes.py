@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from afm.choices import WorldKind
-from afm.datasets.mini_world import WorldSplit
+from afm.datasets.mini_world import ONE_STEP_SHARE, WorldSplit
 from afm.distill.scripted_teams import ScriptedMathTeam, ScriptedWikiTeam
 from afm.errors import ToolError
 from afm.processes import tied_environment
@@ -148,13 +149,16 @@ class Recipe:
     server_command: Callable[[Path], tuple[str, ...]]
 
 
-def _make_math_world(folder: Path, plan: RecipeSizes, seed: int) -> None:
+def _make_math_world(
+    folder: Path, plan: RecipeSizes, seed: int, rl_one_step_share: float = ONE_STEP_SHARE
+) -> None:
     """Write the three disjoint sets of problems."""
     from afm.datasets import write_tasks
     from afm.datasets.mini_world import generate
 
     for split, count in plan.splits.items():
-        write_tasks(generate(split, count, seed=seed), folder / f"{split}.jsonl")
+        share = rl_one_step_share if split is WorldSplit.RL else ONE_STEP_SHARE
+        write_tasks(generate(split, count, seed=seed, one_step_share=share), folder / f"{split}.jsonl")
 
 
 MATH = Recipe(
@@ -187,6 +191,8 @@ MATH_FROM_BASE = replace(
     MATH,
     training="math_base",
     folder=Path("runs/quickstart-base"),
+    # After a few steps, all samples of most one-step problems are right, and such a group teaches nothing.
+    make_world=partial(_make_math_world, rl_one_step_share=0.2),
     full=RecipeSizes(train_tasks=400, rl_tasks=1024, heldout_tasks=200),
     smoke=RecipeSizes(
         train_tasks=64,

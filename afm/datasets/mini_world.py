@@ -21,7 +21,7 @@ from afm.runs.folder import write_manifest
 
 DATA_SOURCE = "mini_math"
 ONE_STEP_SHARE = 0.52
-"""Share of problems with one operation. The others have two."""
+"""Usual share of problems with one operation. The others have two."""
 
 _MAX_MISSES = 2_000
 _PEOPLE = ("Tom", "Mia", "Ana", "Leo", "Zoe", "Max", "Eva", "Ian", "Kim", "Sam")
@@ -131,17 +131,22 @@ class StoryProblem:
 
 
 def generate(
-    split: WorldSplit, count: int, *, seed: int, stories: Sequence[Story] = STORIES
+    split: WorldSplit,
+    count: int,
+    *,
+    seed: int,
+    stories: Sequence[Story] = STORIES,
+    one_step_share: float = ONE_STEP_SHARE,
 ) -> Iterator[Task]:
     """Stream ``count`` distinct tasks of a split in random order. The same arguments give the same tasks.
 
-    Exactly ``round(0.52 * count)`` of them have one step.
+    Exactly ``round(one_step_share * count)`` of them have one step. The others have two.
 
     Raises:
         ConfigError: The world holds fewer problems than requested.
     """
     rng = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
-    ones = round(ONE_STEP_SHARE * count)
+    ones = round(one_step_share * count)
     steps = [1] * ones + [2] * (count - ones)
     rng.shuffle(steps)
     seen: set[str] = set()
