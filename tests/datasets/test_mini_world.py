@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from afm.cli.recipes import MATH_FROM_BASE
 from afm.datasets import read_tasks
 from afm.datasets.mini_world import (
     DEFAULT_SIZES,
@@ -47,6 +48,16 @@ def test_the_same_seed_gives_the_same_tasks_and_another_seed_others():
 
     assert first == again
     assert not {task.question for task in first} & {task.question for task in other}
+
+
+def test_reinforcement_from_a_base_has_its_own_share_of_one_step_problems(tmp_path):
+    MATH_FROM_BASE.make_world(tmp_path, replace(MATH_FROM_BASE.full, rl_tasks=50), 0)
+    steps = {
+        split: [task.extra_info["steps"] for task in read_tasks(tmp_path / f"{split}.jsonl")]
+        for split in WorldSplit
+    }
+    assert {split: steps[split].count(1) for split in steps} == {"train": 208, "rl": 10, "heldout": 104}
+    assert set(steps["rl"]) == {1, 2}
 
 
 STORY = "Tom has 12 apples. Tom finds 30 more. Then the number of apples grows 4 times. How many apples does Tom have?"
