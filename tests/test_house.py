@@ -56,10 +56,11 @@ def figures() -> object:
 # 100 lines for lists that fit a terminal, the doctor's checks of rewards and teams, and model cards with facts;
 # 140 lines for the newest evaluation first in the viewer, MiB and unset servers in `afm doctor`, and tests of silent libraries;
 # 100 lines for rewards, teams and filters in `afm doctor`, and shipped files that a typed name meant.
-# 60 lines for the engine's attention on a CPU, and SVAMP's slips and other things.
+# 60 lines for the engine's attention on a CPU, and SVAMP's slips and other things;
+# 50 lines for weights that reach the CPU engine without pickling, and evaluations that differ in stored limits only.
 WALLS = {
     "files": 358,
-    "lines": 88_680,
+    "lines": 88_730,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
