@@ -285,15 +285,15 @@ def _fetch(name: str, folder: Path, progress: Progress) -> None:
 Training = tuple[Path, Sequence[str]]
 """A configuration and its overrides."""
 
-_EPISODE_TOKENS = 125
+_EPISODE_TOKENS = 150
 """Tokens of a word problem with chat template, program and answer, by the tokenizer of SmolLM2."""
-_SHARE_OF_SPEED = 0.4 if multiplies_bfloat16() else 0.6
-"""Speed of a training run as a share of large matrix products. Attention, optimizer and copies take the rest, and are not
-faster in bfloat16 (0.39 in an epoch on SVAMP's questions)."""
+_SHARE_OF_SPEED = 0.32 if multiplies_bfloat16() else 0.6
+"""Speed of a run as a share of large matrix products. Attention, optimizer, copies and single tokens take the rest, and
+are not faster in bfloat16 (0.29 to 0.35 in a quickstart from SmolLM2)."""
 _STARTS_S = 150
 """Seconds for the start of two engines, the team's work and the programs."""
-_DRAWN = 1.5
-"""Samples drawn per trained sample: groups that are all right or all wrong are drawn again."""
+_DRAWN = 3
+"""Samples drawn per trained sample: groups that are all right or all wrong are drawn again (2.7 in that run)."""
 _FORWARD, _UPDATE = 2, 6
 """Floating-point operations per parameter and token."""
 
