@@ -193,7 +193,7 @@ MATH_FROM_BASE = replace(
     folder=Path("runs/quickstart-base"),
     # After a few steps, all samples of most one-step problems are right, and such a group teaches nothing.
     make_world=partial(_make_math_world, rl_one_step_share=0.2),
-    full=RecipeSizes(train_tasks=600, rl_tasks=1024, heldout_tasks=200),
+    full=RecipeSizes(train_tasks=900, rl_tasks=1024, heldout_tasks=200),
     smoke=RecipeSizes(
         train_tasks=64,
         rl_tasks=64,

@@ -56,7 +56,7 @@ def test_reinforcement_from_a_base_has_its_own_share_of_one_step_problems(tmp_pa
         split: [task.extra_info["steps"] for task in read_tasks(tmp_path / f"{split}.jsonl")]
         for split in WorldSplit
     }
-    assert {split: steps[split].count(1) for split in steps} == {"train": 312, "rl": 10, "heldout": 104}
+    assert {split: steps[split].count(1) for split in steps} == {"train": 468, "rl": 10, "heldout": 104}
     assert set(steps["rl"]) == {1, 2}
 
 
