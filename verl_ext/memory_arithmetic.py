@@ -156,6 +156,8 @@ _CPU_TRAINED_COPIES, _CPU_READ_COPIES = 5, 4
 """Copies of the float32 logits that a pass on a CPU holds at once, with and without gradients. No kernel fuses them."""
 _CPU_PROCESSES = 4 * GIB
 """Bytes of Ray, the agent loops, and the libraries of trainer and rollout engine."""
+_CPU_ENGINE = 3 * GIB // 2
+"""Bytes of the libraries and the cache of each further engine process."""
 
 
 def cpu_need(sizes: RunSizes, shape: ModelShape, engines: int = 1) -> MemoryNeed:
@@ -165,7 +167,8 @@ def cpu_need(sizes: RunSizes, shape: ModelShape, engines: int = 1) -> MemoryNeed
         engines: Number of processes of the rollout engine.
     """
     actor = _actor(sizes, shape)
-    engine = 4 * shape.parameters * (engines + 1) + _CPU_PROCESSES  # one more during the transfer of weights
+    # One copy more during the transfer of weights.
+    engine = 4 * shape.parameters * (engines + 1) + _CPU_PROCESSES + _CPU_ENGINE * (engines - 1)
     trained, read = sizes.actor.tokens, sizes.log_prob_tokens
     layers = activation_bytes(shape, trained, 4, checkpointing=sizes.checkpointing)
     update = MemoryNeed(actor.updated, layers, 4 * _CPU_TRAINED_COPIES * trained * shape.vocab, engine)

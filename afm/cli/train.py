@@ -310,6 +310,7 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
     from llamafactory_patch.config import resolve
     from llamafactory_patch.doctor import cpu_need as sft_need
     from verl_ext.compose import compose, overrides_of
+    from verl_ext.engines import CpuOptions
     from verl_ext.memory_arithmetic import cpu_need as rl_need
     from verl_ext.settings import load_settings
     from verl_ext.sizes import sizes_of
@@ -319,7 +320,8 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
     shape = model_shape(folder)
     if shape is None:
         raise ConfigError(f"{folder}: config.json has no sizes of a dense model; choose another --base")
-    sizes = sizes_of(compose(overrides_of(load_settings(*rl))))
+    config = compose(overrides_of(load_settings(*rl)))
+    sizes, engines = sizes_of(config), CpuOptions.of(config.actor_rollout_ref.rollout).processes
     factors = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps")
     rows = math.prod(int(job.config[key]) for key in factors)
     drawn = (sizes.steps or 0) * sizes.episodes
@@ -327,7 +329,7 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
         _UPDATE * rows + drawn * (_DRAWN * _FORWARD + _FORWARD + _UPDATE * sizes.passes) + _FORWARD * episodes
     )
     seconds = passes * _EPISODE_TOKENS * shape.parameters / (_SHARE_OF_SPEED * matrix_speed()) + _STARTS_S
-    need = max(sft_need(job.config, shape), rl_need(sizes, shape), key=lambda need: need.total)
+    need = max(sft_need(job.config, shape), rl_need(sizes, shape, engines), key=lambda need: need.total)
     free = free_bytes()
     if free is not None and need.total > free:
         raise ConfigError(
