@@ -36,7 +36,7 @@ from verl_ext.weight_proof import fingerprint
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A tensor as a NumPy array of bytes, which Ray sends without copying it. It pickles tensors."""
+    """A tensor as a NumPy array of bytes. Ray copies such an array once, into shared memory, but pickles tensors."""
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
     dtype: torch.dtype

@@ -330,13 +330,15 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
     )
     seconds = passes * _EPISODE_TOKENS * shape.parameters / (_SHARE_OF_SPEED * matrix_speed()) + _STARTS_S
     need = max(sft_need(job.config, shape), rl_need(sizes, shape, engines), key=lambda need: need.total)
-    free = free_bytes()
-    if free is not None and need.total > free:
+    # After an evaluation, the quickstart's own process still holds its libraries and twice the model: 2.1 GiB with SmolLM2.
+    own, free = GIB + 8 * shape.parameters, free_bytes()
+    total = need.total + own
+    if free is not None and total > free:
         raise ConfigError(
-            f"{folder}: the run needs {described(need, '')}, {free / GIB:.1f} GiB are free; choose a smaller --base, "
-            "or end other programs"
+            f"{folder}: the run needs {described(need, '')}, and this process {own / GIB:.1f} GiB, "
+            f"{free / GIB:.1f} GiB are free; choose a smaller --base, or end other programs"
         )
-    return f"{_size(shape)}, about {seconds / 60:.0f} minutes and {need.total / GIB:.0f} GiB in {_number_format()}"
+    return f"{_size(shape)}, about {seconds / 60:.0f} minutes and {total / GIB:.0f} GiB in {_number_format()}"
 
 
 def matrix_speed() -> float:

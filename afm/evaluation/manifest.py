@@ -286,7 +286,8 @@ def differences(before: RunManifest, after: RunManifest) -> list[str]:
         old["model.name"] = new["model.name"]
     for key in (key for key in old if key.endswith("agent.digest") and key in new):
         agent = key.removesuffix("digest")
-        if _without_limits(old, agent) == _without_limits(new, agent):
+        declared = _without_limits(old, agent)
+        if declared and declared == _without_limits(new, agent):
             old[key] = new[key]  # the limits that applied are a setting of their own
     settings = ({key: flat[key] for key in flat if not _NO_SETTING.match(key)} for flat in (old, new))
     return changes(*settings)
