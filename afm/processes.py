@@ -16,6 +16,16 @@ from afm.errors import ConfigError
 PARENT_VARIABLE = "AFM_PARENT_PROCESS"
 """Environment variable of a child: the id of the process that it must not outlive."""
 
+KEPT_MEMORY = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
+    "glibc.malloc.trim_threshold=100000000000:glibc.malloc.arena_max=1"
+}
+"""Variables for training on a CPU. glibc returns the memory of each large tensor to the kernel, and asks for it again.
+
+A step of 16 rows of SmolLM2 takes 500,000 pages, a third of its time. With one arena, memory grows by a fifth. With an
+arena for each thread it would double.
+"""
+
 _USUAL = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
     *("LANG", "LC_ALL", "LC_CTYPE"),

@@ -25,7 +25,7 @@ from afm.configuration import parse_yaml
 from afm.errors import AfmError, ConfigError, UsageError
 from afm.findings import has_gpu
 from afm.memory_arithmetic import positive_variable
-from afm.processes import die_with_parent, follow_parent, run_logged
+from afm.processes import KEPT_MEMORY, die_with_parent, follow_parent, run_logged
 from afm.runs.folder import RunFolder
 from afm.terminal import ProgressView
 from llamafactory_patch import run_folder
@@ -75,7 +75,7 @@ _LAST_LINES = 15
 _INTERRUPTED = 128 + signal.SIGINT
 _RANK = "rank"
 """Argument that tells :func:`main` that torchrun has started it."""
-_SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_SHOWN_VARIABLES = (*_TORCHRUN_VARIABLES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *KEPT_MEMORY)
 
 
 def run_sft(
@@ -359,6 +359,8 @@ def _variables(job: SftJob, node: Node) -> dict[str, str]:
     if job.own.threads is not None:
         # On a busy machine, threads that spin while they wait made steps ten times slower.
         wanted |= {"OMP_NUM_THREADS": str(job.own.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    if job.config.get("use_cpu"):
+        wanted |= KEPT_MEMORY
     if node.count > 1:
         wanted |= {"NODE_RANK": str(node.number), "MASTER_PORT": "29500"}
     if job.config.get("deepspeed") or job.config.get("fsdp") or node.count > 1:

@@ -84,7 +84,7 @@ class WordProblems(Reproduction):
             (*prepare, "sft", str(work / "trajectories.jsonl"), *sft, *agent),
         ]
         if shown != train:
-            split = ("python", "examples/svamp/distractors.py", str(train), str(shown), "--rl", str(rest))
+            split = ("python", "examples/svamp/variants.py", str(train), str(shown), "--rl", str(rest))
             commands.insert(1, (*split, "--seed", "0"))
         sources = {file.stem: self.tasks / f"{file.stem}.jsonl" for file in self._rl_parts()}
         sources["train"] = rest

@@ -58,7 +58,7 @@ def read_svamp(row: Row, default: str) -> Task:
     else:
         question, program = _joined(text_field(row, "Body"), text_field(row, "Question")), []
     steps = sum(word in _TIES for word in str(row.get("Equation") or "").split())
-    extra: dict[str, Any] = {"steps": steps} | _program(program, gold)
+    extra: dict[str, Any] = {"steps": steps} | program_fields(program, gold)
     if kind := row.get("Type"):
         extra["type"] = str(kind).replace("Divison", "Division")
     return Task(
@@ -84,14 +84,18 @@ def read_gsm8k(row: Row, default: str) -> Task:
         id=row_id(row) or default,
         question=text_field(row, "question"),
         ground_truth=gold,
-        extra_info={"steps": len(_CALCULATION.findall(solution))} | _program(_named_steps(solution), gold),
+        extra_info={"steps": len(_CALCULATION.findall(solution))}
+        | program_fields(_named_steps(solution), gold),
     )
 
 
-def _program(lines: list[str], gold: str) -> dict[str, str]:
-    """Return the program, if it can run. It rounds to the gold answer's decimals if only that makes them equal."""
+def program_fields(lines: list[str], gold: str) -> dict[str, str]:
+    """Return ``extra_info.program``, if it can run, and its ``slip``, if there is one.
+
+    The program rounds to the gold answer's decimals if only that makes them equal.
+    """
     try:
-        value = _run(lines)
+        value = printed_number(lines)
     except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
         return {}
     if value is None:
@@ -120,7 +124,7 @@ def _slip(lines: Sequence[str], value: float) -> str | None:
             node.left, node.right = node.right, node.left
             wrong = [*lines[:index], _SPACED.sub(r"\1", ast.unparse(statement)), *lines[index + 1 :]]
             try:
-                result = _run(wrong)
+                result = printed_number(wrong)
             except ZeroDivisionError:
                 continue
             if result is not None and _is_implausible(result, value):
@@ -133,7 +137,7 @@ def _is_implausible(result: float, value: float) -> bool:
     return (result < 0 <= value) or (float(value).is_integer() and not float(result).is_integer())
 
 
-def _run(program: Sequence[str]) -> float | None:
+def printed_number(program: Sequence[str]) -> float | None:
     """Return what the last line prints, or ``None`` without a program. Supports only assignments and one ``print``."""
     values: dict[str, float] = {}
     for line in program:

@@ -1,4 +1,4 @@
-"""The distractors of examples/svamp: what is added, what stays, and what is never added."""
+"""The variants of examples/svamp: what is added or asked, what stays, and what is never made."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from types import ModuleType
 import pytest
 
 NUMBER_OF_PENS = re.compile(r"(\d+) pens")
-SCRIPT = Path(__file__).parents[2] / "examples/svamp/distractors.py"
+SCRIPT = Path(__file__).parents[2] / "examples/svamp/variants.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("distractors", SCRIPT)
+    spec = importlib.util.spec_from_file_location("variants", SCRIPT)
     assert spec
     assert spec.loader
-    module = sys.modules["distractors"] = importlib.util.module_from_spec(spec)
+    module = sys.modules["variants"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -54,7 +54,7 @@ def test_a_statement_is_added_where_it_does_not_matter(
     script: ModuleType, question: str, expected: str | None
 ) -> None:
     candidates = list(script.statements(["Tom has 7 red kites. Amy saw 5 red kites. How many?"]))
-    assert script.variant(question, candidates, random.Random(0)) == expected
+    assert script.with_statement(question, candidates, random.Random(0)) == expected
 
 
 def test_the_command_keeps_each_question_and_its_program(tmp_path: Path) -> None:
@@ -73,15 +73,16 @@ def test_the_command_keeps_each_question_and_its_program(tmp_path: Path) -> None
             "extra_info": {"program": "print(5)"},
         },
     ]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    again = rows[1] | {"id": "c"}
+    source.write_text("".join(json.dumps(row) + "\n" for row in [*rows, again]))
     command = [sys.executable, str(SCRIPT), str(source), str(out), "--seed", "3"]
     assert (
-        "questions: 2, variants: 1"
+        "different questions: 2 of 3, variants: 2"
         in subprocess.run(command, check=True, capture_output=True, text=True).stdout
     )
     first = out.read_text()
     written = [json.loads(line) for line in first.splitlines()]
-    assert [row["id"] for row in written] == ["a", "b", "b-distractor"]
+    assert [row["id"] for row in written] == ["a", "b", "b-distractor", "c-distractor"]
     assert [{key: row[key] for key in rows[0]} for row in written[:2]] == rows
     assert written[2]["question"] == "There were 5 pies. Tom has 7 red kites. How many are left?"
     assert written[2]["extra_info"] == rows[1]["extra_info"]
@@ -151,3 +152,73 @@ def test_a_fifth_of_the_questions_is_held_out_for_reinforcement(tmp_path: Path) 
     assert not ids[out] & ids[rl]
     assert 50 <= len(ids[rl]) <= 110
     assert {n // 2 for n in ids[rl]}.isdisjoint(n // 2 for n in ids[out])  # the same text with other numbers
+
+
+def other_questions(script: ModuleType, question: str, program: str, answer: str) -> dict[str, set[str]]:
+    """Return each kind's questions and programs over many seeds, without numbers that are drawn."""
+    task = script.Task(
+        id="a", question=question, ground_truth=answer, extra_info={"program": f"print({program})"}
+    )
+    found: dict[str, set[str]] = {}
+    for seed in range(80):
+        for made in script.other_questions(task, [], random.Random(seed)):
+            run = subprocess.run(
+                [sys.executable, "-c", made.extra_info["program"]], capture_output=True, text=True
+            )
+            assert float(run.stdout) == float(made.ground_truth)
+            kind = made.id.removeprefix("a-")
+            drawn = r"(?<=found )\d+|(?<=[+-])\d+(?=\)$)" if kind == "change" else r"(?!)"
+            text = f"{made.question} {made.extra_info['program']}"
+            found.setdefault(kind, set()).add(re.sub(drawn, "N", text))
+    return found
+
+
+def test_an_inverse_states_the_answer_and_asks_for_a_number(script: ModuleType) -> None:
+    question = "Joan had 9 blue kites in her bag. She sold 4 of her kites. How many kites does she have now?"
+    assert other_questions(script, question, "9-4", "5")["inverse"] == {
+        "Joan had some blue kites in her bag. She sold 4 of her kites. She has 5 kites now. "
+        "How many blue kites did Joan have in her bag at first? print(5+4)",
+        "Joan had 9 blue kites in her bag. She sold some of her kites. She has 5 kites now. How many kites did she sell? "
+        "print(9-5)",
+    }
+
+
+def test_a_comparison_asks_for_other_numbers_of_the_text(script: ModuleType) -> None:
+    question = "Amy has 4 kites and 9 pens, and Ben has 7 kites. Cy had 3 kites. How many pens does she have?"
+    assert other_questions(script, question, "9+0", "9")["comparison"] == {
+        "Amy has 4 kites and 9 pens, and Ben has 7 kites. Cy had 3 kites. " + asked
+        for asked in (
+            "How many more pens than kites does Amy have? print(9-4)",
+            "How many kites and pens does Amy have in all? print(4+9)",
+            "How many more kites does Ben have than Amy? print(7-4)",
+            "How many fewer kites does Amy have than Ben? print(7-4)",
+            "How many kites do Amy and Ben have together? print(4+7)",
+        )
+    }
+
+
+def test_a_change_happens_before_the_question(script: ModuleType) -> None:
+    question = "Joan had 90 kites. She sold 4 kites. How many kites does she have now?"
+    found = other_questions(script, question, "90-4", "86")["change"]
+    before, after = (
+        "Joan had 90 kites. She sold 4 kites. She then found N",
+        "How many kites does she have now?",
+    )
+    assert f"{before} more kites. {after} print(90-4+N)" in found
+    assert all(text.startswith("Joan had 90 kites. She sold 4 kites. She then ") for text in found)
+
+
+@pytest.mark.parametrize(
+    ("question", "program", "answer"),
+    [
+        ("Joan had 9 kites. How many kites did she have to begin with?", "9+2", "11"),  # a change comes later
+        ("Mrs. Hilt had 4 kites. Hilt then sold some. How many kites are left?", "4-1", "3"),
+        ("Joan had 4 kites. She sold 4 kites. How many kites does she have together?", "4-4", "0"),
+        ("Joan had 2.5 kites. How many kites does she have now?", "round(2.5+1, 1)", "3.5"),
+        ("Joan glorped 9 kites. She glorped 4 kites. How many kites will she glorp?", "9+4", "13"),
+    ],
+)
+def test_other_questions_are_not_made_where_they_might_be_wrong(
+    script: ModuleType, question: str, program: str, answer: str
+) -> None:
+    assert other_questions(script, question, program, answer) == {}
