@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from verl_ext.curriculum import start_curriculum
 from verl_ext.group_guard import SAMPLER
 from verl_ext.kept_episodes import keep_advantages
 from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of, validation, validation_means
-from verl_ext.patching import PATCHES, VLLM_ON_CPU, after_import, check_verl, patch, target
+from verl_ext.patching import PATCHES, after_import, check_verl, patch, target
 from verl_ext.teacher import REVERSE_KL, placeholder_estimator, write_reverse_kl
 from verl_ext.training_sample import share_advantages
 
@@ -55,6 +56,27 @@ def drop_pinned_offload(original: Any) -> Any:
         """Replace ``CPUOffloadPolicy`` with no policy."""
 
     return no_offload
+
+
+@patch("verl.workers.engine.fsdp.transformer_impl", "FSDPEngine.forward_backward_batch", cpu_only=True)
+def train_like_lengths_together(original: Any) -> Any:
+    """Train rows of about the same length in one micro batch.
+
+    Symptom: a quarter of an update's tokens on a CPU is padding.
+    Cause: verl/workers/engine/utils.py:128 cuts micro batches in the order of the rows. Without flash attention,
+    verl/workers/engine/fsdp/transformer_impl.py:1288 pads each to its longest row. The sum of the gradients is the same.
+    """
+
+    @wraps(original)
+    def forward_backward_batch(self: Any, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        from verl.utils import tensordict_utils as fields
+
+        in_row_order = forward_only or fields.get_non_tensor_data(data, "return_model_output", default=False)
+        if not in_row_order and not fields.get_non_tensor_data(data, "use_dynamic_bsz", default=True):
+            data = fields.index_select_tensor_dict(data, data["input_ids"].offsets().diff().argsort())
+        return original(self, data, loss_function, forward_only=forward_only)
+
+    return forward_backward_batch
 
 
 @patch("verl.utils.model", "load_valuehead_model", cpu_only=True)
@@ -158,28 +180,6 @@ def load_any_world_size(original: Any) -> Any:
             print(f"{local_path}: written by {stored} workers, read by {self.world_size}", flush=True)
 
     return load_checkpoint
-
-
-@patch(
-    "vllm.model_executor.layers.utils",
-    "dispatch_cpu_unquantized_gemm",
-    cpu_only=True,
-    release=VLLM_ON_CPU,
-)
-def keep_linear_weights(original: Any) -> Any:
-    """Let vLLM on a CPU load new weights.
-
-    Symptom: the first update fails with ``'Parameter' object has no attribute 'weight_loader'``.
-    Cause: vllm/model_executor/layers/linear.py:202 packs each weight for oneDNN and drops the original, which an update
-    needs as its target. With the original kept, verl packs the new weights after each update, because its worker
-    extension (verl/workers/rollout/vllm_rollout/utils.py:329) calls ``process_weights_after_loading``. The weights take
-    twice the memory.
-    """
-
-    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
-        original(layer, remove_weight=False)
-
-    return dispatch_cpu_unquantized_gemm
 
 
 @patch("verl.workers.rollout.vllm_rollout.vllm_rollout", "ServerAdapter._execute_method")

@@ -1,4 +1,4 @@
-"""Patches of verl 0.9.1 and vLLM that prove that weights arrive (:mod:`verl_ext.weight_proof`).
+"""Patches of verl 0.9.1 and vLLM with which weights arrive, and prove it (:mod:`verl_ext.weight_proof`).
 
 vLLM fuses matrices (``qkv_proj``, ``gate_up_proj``) and splits them over the processes of an engine. Each process adds
 up the fingerprints of its blocks of a trainer's tensor, by their positions in it. The trainer's worker adds the sums.
@@ -13,13 +13,35 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import EngineError
-from verl_ext.patching import after_import, patch, target
+from verl_ext.patching import VLLM_ON_CPU, after_import, patch, target
 
 if TYPE_CHECKING:
     import torch
 
     _Block = tuple[str, torch.Tensor, int, int]
     """Name of a trainer's tensor, a block of it, and the first row and column of the block."""
+
+
+@patch(
+    "vllm.model_executor.layers.utils",
+    "dispatch_cpu_unquantized_gemm",
+    cpu_only=True,
+    release=VLLM_ON_CPU,
+)
+def keep_linear_weights(original: Any) -> Any:
+    """Let vLLM on a CPU load new weights.
+
+    Symptom: the first update fails with ``'Parameter' object has no attribute 'weight_loader'``.
+    Cause: vllm/model_executor/layers/linear.py:202 packs each weight for oneDNN and drops the original, which an update
+    needs as its target. With the original kept, verl packs the new weights after each update, because its worker
+    extension (verl/workers/rollout/vllm_rollout/utils.py:329) calls ``process_weights_after_loading``. The weights take
+    twice the memory.
+    """
+
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        original(layer, remove_weight=False)
+
+    return dispatch_cpu_unquantized_gemm
 
 
 @patch("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights")

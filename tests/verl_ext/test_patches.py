@@ -256,3 +256,39 @@ def test_verls_own_metrics_stay_as_they_are() -> None:
         "rollout/moe/load_max", "rollout_corr/k3_kl", "critic/score/min",
     )  # fmt: skip
     assert [aggregation_of(name) for name in theirs] == [None] * len(theirs)
+
+
+@pytest.mark.parametrize(
+    ("choices", "forward_only", "order"),
+    [
+        ({}, False, [1, 2, 0]),
+        ({}, True, [0, 1, 2]),  # its outputs belong to the rows
+        ({"return_model_output": True}, False, [0, 1, 2]),
+        ({"use_dynamic_bsz": True}, False, [0, 1, 2]),
+    ],
+)
+def test_rows_are_trained_by_length(choices: dict[str, bool], forward_only: bool, order: list[int]) -> None:
+    import torch
+    from verl.utils import tensordict_utils
+
+    rows = [torch.full((length,), number) for number, length in enumerate((5, 2, 3))]
+    fields = {
+        "input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged),
+        "score": torch.arange(3.0),
+    }
+    data = tensordict_utils.get_tensordict(
+        fields, {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1} | choices
+    )
+    seen = []
+
+    class Engine:
+        def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> str:
+            assert tensordict_utils.get_non_tensor_data(data, "micro_batch_size_per_gpu", default=0) == 1
+            seen.append(([row.tolist() for row in data["input_ids"].unbind()], data["score"].tolist()))
+            return loss_function
+
+    upstream = ModuleType("upstream")
+    vars(upstream)["FSDPEngine"] = Engine
+    patches.train_like_lengths_together.apply(upstream)
+    assert Engine().forward_backward_batch(data, "loss", forward_only=forward_only) == "loss"
+    assert seen == [([rows[number].tolist() for number in order], [float(number) for number in order])]

@@ -12,7 +12,7 @@ from extras import needs
 
 needs("verl")
 
-from verl_ext import patches  # noqa: E402 - needs verl's extra
+from verl_ext import sync_patches  # noqa: E402 - needs verl's extra
 from verl_ext.sync_patches import _weights, fingerprints_of_worker  # noqa: E402 - needs verl's extra
 from verl_ext.weight_proof import WeightProof, fingerprint, signed  # noqa: E402
 
@@ -109,7 +109,7 @@ def test_a_real_engine_has_what_the_trainer_has(
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    patches.keep_linear_weights.install()
+    sync_patches.keep_linear_weights.install()
     from vllm import LLM
     from vllm.lora.request import LoRARequest
 
