@@ -56,7 +56,11 @@ class ShortBatch(StrEnum):
     """End the run with the reason."""
     FILL = "fill"
     """Fill the batch with groups of equal rewards. Their advantages are zero, so they only cost time. The run
-    ends only at a step without any group to learn from."""
+    ends only at a step without any group to learn from. If most groups are solved, that is after four times the limit."""
+
+
+_PATIENCE = 4
+"""Times the limit that a step may generate which may be filled up, but has only solved groups so far."""
 
 
 class GroupFate(StrEnum):
@@ -188,7 +192,15 @@ class GroupLedger:
         """Whether the allowed generation is used up and did not yield a full batch of groups to learn from."""
         if self.max_gen_batches <= 0 or self.fates[GroupFate.KEPT] >= self.batch_groups:
             return False
-        return self.generated >= self.max_gen_batches * self.batch_groups
+        limit = self.max_gen_batches * self.batch_groups
+        return self.generated >= (limit * _PATIENCE if self._is_solved else limit)
+
+    @property
+    def _is_solved(self) -> bool:
+        """Whether the step may be filled up, and so far has only groups whose samples are alike, most of them right."""
+        common = self.alike.most_common(1)
+        may_fill = self.short_batch is ShortBatch.FILL and not self.fates[GroupFate.KEPT]
+        return may_fill and bool(common) and common[0][0] > 0
 
     def check(self) -> None:
         """End an exhausted step, unless it may be filled up.
@@ -223,9 +235,10 @@ class GroupLedger:
             return "Repair the data or the verifier first."
         common = self.alike.most_common(1)
         if common and common[0][0] > 0:
+            fill = "" if self.short_batch is ShortBatch.FILL else "short_batch=fill, raise "
             return (
-                "The prompts are too easy: use harder ones, or stop here. To continue anyway, set "
-                "short_batch=fill, raise algorithm.filter_groups.max_num_gen_batches, or set "
+                "The prompts are too easy: use harder ones, or stop here. To continue anyway, "
+                f"{'set ' + fill if fill else 'raise '}algorithm.filter_groups.max_num_gen_batches, or set "
                 "algorithm.filter_groups.enable=false."
             )
         return (

@@ -78,6 +78,19 @@ def test_a_batch_that_may_be_filled_up_ends_the_run_only_without_any_signal() ->
         ledger(HOPELESS, HOPELESS, **options).check()
 
 
+def test_a_step_that_may_be_filled_up_waits_for_a_signal_while_groups_are_solved() -> None:
+    options: Any = {"max_gen_batches": 1, "short_batch": ShortBatch.FILL}
+    book = ledger(*[SOLVED] * 7, **options)
+    assert not book.exhausted
+    book.check()
+    book.add("mixed", MIXED)
+    assert book.exhausted  # the batch is filled up
+    book.check()
+    message = r"The prompts are too easy: .* To continue anyway, raise algorithm\.filter_groups\.max_num_gen_batches"
+    with pytest.raises(GroupsAlikeError, match=message):
+        ledger(*[SOLVED] * 8, **options).check()
+
+
 def test_zero_means_no_bound() -> None:
     book = ledger(*[HOPELESS] * 100, max_gen_batches=0)
     assert not book.exhausted
