@@ -27,9 +27,9 @@ def drift(folder: str, dtype: str, samples: int, tokens: int) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-    from verl_ext import patches
+    from verl_ext import sync_patches
 
-    patches.keep_linear_weights.install()
+    sync_patches.keep_linear_weights.install()
     options = {"load_format": "dummy", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 16}
     engine = LLM(folder, dtype=dtype, kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=512, **options)
     tokenizer = AutoTokenizer.from_pretrained(folder)
