@@ -50,13 +50,13 @@ def test_the_same_seed_gives_the_same_tasks_and_another_seed_others():
     assert not {task.question for task in first} & {task.question for task in other}
 
 
-def test_reinforcement_from_a_base_has_its_own_share_of_one_step_problems(tmp_path):
+def test_training_from_a_base_has_its_own_share_of_one_step_problems(tmp_path):
     MATH_FROM_BASE.make_world(tmp_path, replace(MATH_FROM_BASE.full, rl_tasks=50), 0)
     steps = {
         split: [task.extra_info["steps"] for task in read_tasks(tmp_path / f"{split}.jsonl")]
         for split in WorldSplit
     }
-    assert {split: steps[split].count(1) for split in steps} == {"train": 468, "rl": 10, "heldout": 104}
+    assert {split: steps[split].count(1) for split in steps} == {"train": 180, "rl": 10, "heldout": 104}
     assert set(steps["rl"]) == {1, 2}
 
 
