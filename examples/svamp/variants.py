@@ -12,8 +12,8 @@ happens. MAWPS and ASDiv-A, its published training set, hardly ever do that. The
 
 Usage: python examples/svamp/variants.py data/svamp/tasks/train.jsonl data/svamp/tasks/sft.jsonl
            --rl data/svamp/tasks/rl.jsonl --seed 0
-The output holds the questions, each followed by its distractor and one of the other variants, if it has them. A question
-with the same text as an earlier one is left out, its variants are not. `afm data distill` reads the output. With --rl, a
+The output holds the questions, each followed by the variants that it has. A question with the same text as an earlier
+one is left out, its variants are not. `afm data distill` reads the output. With --rl, a
 fifth of the questions goes to another file. Reinforcement needs questions that fine-tuning has not shown: after an
 epoch of all, only 9 of 32 groups of samples had both right and wrong answers.
 """
@@ -33,9 +33,11 @@ from afm.datasets.readers.word_problems import printed_number, program_fields
 from afm.errors import DataError
 
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)")
-THINGS = re.compile(r"(?<![\w.$])(\d+) ((?:[a-z]+ )?[a-z]{2,}s)(?=[.,]| (?:in|on|at|from|for|to|and|of)\b)")
+THINGS = re.compile(r"(?<![\w.$])(\d+) ((?:[a-z]+ )?[a-z]{2,}s)(?=[.,]| (?:in|on|at|from|for|to|and)\b)")
 NO_THINGS = re.compile(
-    r"\b(?:of|more|less|times|as|his|its|this|was|is|has|than|other|years|hours|minutes|days|weeks)\b"
+    r"\b(?:of|more|less|times|as|his|its|this|to|was|were|are|is|has|had|than|other|ones|dozen|totals|equal|mrs|kids teenagers"
+    r"|years|months|weeks|days|hours|minutes|seconds|pounds|tons|grams|kilograms|liters|gallons|acres|calories|degrees"
+    r"|ounces|lbs|cents|miles|yards|feet|inches|meters|centimeters|kilometers)\b"
 )
 SENTENCE = re.compile(r"(?<=[.?!])(?<!Mrs\.)(?<!Mr\.)(?<!Ms\.)(?<!Dr\.)\s+(?=[A-Z])")
 NAME = re.compile(
@@ -70,20 +72,31 @@ INFINITIVE = {past: verb for verb, past in PAST.items()}
 PRESENT = {"has" if verb == "have" else verb + ("es" if verb[-1] in "sh" else "s"): verb for verb in PAST}
 THIRD_PERSON = {verb: present for present, verb in PRESENT.items()}
 THING = (
-    r"(?P<thing>(?!of|them|more|less|fewer|dozen|away|times|dollars)[a-z]+"
-    r"(?: (?!of|than|that|away|left|in|on|at|for|to|with)[a-z]+){0,2}?)"
+    r"(?P<thing>(?!(?:of|them|more|less|fewer|dozen|away|times|dollars|than|to|in|on|at|for|from|with|during)\b)[a-z]+"
+    r"(?: (?!(?:of|than|that|away|left|in|on|at|for|from|to|with|during|total|totaled)\b)[a-z]+){0,2}?)(?<!ing)"
 )
 QUESTION = re.compile(
     rf"How many {THING} (?P<helper>did|does|do|will) (?P<subject>(?:the )?[A-Za-z]+) (?P<now>now )?"
-    r"(?P<verb>[a-z]+)(?P<rest>(?: [A-Za-z' ]+)?)\?"
+    r"(?P<verb>[a-z]+)(?P<rest>(?:(?! how\b) [A-Za-z']+)*)\?"
 )
-PART = r"(?: (?:in|on|at|from|for|to|with|last|this|yesterday|today|after|before)\b[^,.?\d]*)?"
+PART = (
+    r"(?: (?:in|on|at|from|for|to|with|during|last|this|yesterday|today|after|before)\b"
+    r"(?:(?! \d| s?he\b| they\b)[^,.?])*)?"
+)
 FACT = re.compile(
     rf"(?P<subject>(?:The )?[A-Z][a-z]+) (?P<verb>[a-z]+) (?P<number>\d+)"
     rf"(?P<of> of (?:his|her|the|their)| more| new|)(?: {THING})?(?P<rest>{PART})\."
 )
-COUNTED = re.compile(rf"(?P<subject>[A-Z][a-z]+) (?P<verb>[a-z]+) (?P<things>\d+ [a-z0-9 ,]+?){PART}")
-CLAUSE = re.compile(r",? (?:and|while|but) (?=[A-Z])|, (?=[A-Z])")
+ITEM = r"\d+(?: (?!and\b)[a-z]+){1,2}"
+COUNTED = re.compile(
+    rf"(?P<subject>[A-Z][a-z]+) (?P<verb>[a-z]+) (?P<things>{ITEM}(?:(?:,? and|,)? {ITEM})*)(?! for each){PART}"
+)
+CLAUSE = re.compile(r",? (?:and|while|but) (?=[A-Z])|, (?=[A-Z])|, but ")
+CHANGED = re.compile(
+    r"\b(?:gives?|gave|takes?|took|loses?|lost|shares?|shared|finds?|found|buys?|bought|sells?|sold|selling|spends?|spent"
+    r"|eats?|ate|eating|uses?|used(?! [a-z]+s\b)|borrowed|gets?|got|deleted|stole|blew|picked|another|left|more(?! [a-z ]*tha[nt])"
+    r"|of (?:them|it|his|her|the))\b"
+)
 ONE_STEP = re.compile(r"print\((\d+)([-+*/])(\d+)\)")
 INVERSE = {
     "+": ("{c}-{b}", "{c}-{a}"), "-": ("{c}+{b}", "{a}-{c}"),
@@ -227,9 +240,15 @@ def inverse(task: Task, rng: random.Random) -> tuple[str, str] | None:
         verb = helper(fact["verb"]) if fact else None
         if not fact or not verb or fact["subject"] in NO_NAMES - {"He", "She", "They", "It"}:
             continue
-        at_first = verb[1] == "have" and places[0] == 0 and re.search(r"\b(?:left|now|end)\b", sentences[-1])
-        if verb[1] == "have" and (len(sentences) < 3 or (at_first and verb[0] == "does")):
+        same = asked["subject"].lower() in (fact["subject"].lower(), "he", "she")
+        at_first = (
+            verb[1] == "have"
+            and places[0] == 0
+            and (same or re.search(r"\b(?:left|now|end)\b", sentences[-1]))
+        )
+        if verb[1] == "have" and (len(sentences) < 3 or re.search(r"\bwhen\b", fact["rest"])):
             continue
+        verb = ("did", "have") if at_first else verb
         subject, text = fact["subject"], sentences[places[0]]
         subject = subject if subject not in NO_NAMES and " " not in subject else subject.lower()
         ask = f"How many {fact['thing'] or asked['thing']} {verb[0]} {subject} {verb[1]}{fact['rest']}"
@@ -251,28 +270,40 @@ def counts(sentence: str) -> Iterator[tuple[str, str, int, str]]:
 
 
 def comparison(question: str, rng: random.Random) -> tuple[str, str] | None:
-    """Return the text with a question for the total or the difference of two of its numbers, and its expression."""
+    """Return the text with a question for the total or the difference of two of its numbers, and its expression.
+
+    If the text says that something changes, what a person has is asked "at first".
+    """
     *body, _ = SENTENCE.split(question)
-    known = [fact for sentence in body for fact in counts(sentence)]
+    text, known = " ".join(body), [fact for sentence in body for fact in counts(sentence)]
     found = []
     for index, one in enumerate(known):
         for other in known[index + 1 :]:
-            (name, verb, low, thing), (name_2, verb_2, high, thing_2) = sorted(
-                (one, other), key=lambda fact: fact[2]
-            )
-            words = helper(verb)
-            if verb != verb_2 or low == high or words is None:
+            low, high = sorted((one, other), key=lambda fact: fact[2])
+            words = helper(one[1])
+            if one[1] != other[1] or low[2] == high[2] or words is None:
                 continue
-            total, difference = f"{one[2]}+{other[2]}", f"{high}-{low}"
-            does, do = words
-            if name == name_2 and thing != thing_2:
-                found.append((f"How many more {thing_2} than {thing} {does} {name} {do}?", difference))
-                found.append((f"How many {one[3]} and {other[3]} {does} {name} {do} in all?", total))
-            elif name != name_2 and thing == thing_2:
+            does, do, first = *words, ""
+            later = (
+                r"\b(?:has|had) some\b"
+                if do == "have"
+                else rf"\b{one[1]}\b[^.]*\d+ more\b(?! [a-z ]*tha[nt])"
+            )
+            if re.search(later, text):
+                continue
+            if do == "have" and CHANGED.search(text):
+                does, first = "did", " at first"
+            total, difference = f"{one[2]}+{other[2]}", f"{high[2]}-{low[2]}"
+            (few, _, _, thing), (many, _, _, thing_2) = low, high
+            if few == many and thing != thing_2:
+                ask = f"{does} {few} {do}"
+                found.append((f"How many more {thing_2} than {thing} {ask}{first}?", difference))
+                found.append((f"How many {one[3]} and {other[3]} {ask}{first or ' in all'}?", total))
+            elif few != many and thing == thing_2:
                 both = f"{'did' if does == 'did' else 'do'} {one[0]} and {other[0]}"
-                found.append((f"How many more {thing} {does} {name_2} {do} than {name}?", difference))
-                found.append((f"How many fewer {thing} {does} {name} {do} than {name_2}?", difference))
-                found.append((f"How many {thing} {both} {do} together?", total))
+                found.append((f"How many more {thing} {does} {many} {do} than {few}{first}?", difference))
+                found.append((f"How many fewer {thing} {does} {few} {do} than {many}{first}?", difference))
+                found.append((f"How many {thing} {both} {do} together{first}?", total))
     if not found:
         return None
     ask, expression = rng.choice(found)
@@ -294,7 +325,8 @@ def change(task: Task, rng: random.Random) -> tuple[str, str] | None:
     if (
         asked["verb"] not in ("have", "end")
         or asked["helper"] == "will"
-        or re.search(r"together|before|start|begin|first|complete", asked["rest"])
+        or re.search(r"together|before|start|begin|first|complete|original|\bto\b", asked["rest"])
+        or re.search(r"(?:problems|pages|points|miles|rooms|gardens)$", asked["thing"])
         or not re.fullmatch(r"[-+*/()\d]+", expression)
     ):
         return None

@@ -197,6 +197,19 @@ def test_a_comparison_asks_for_other_numbers_of_the_text(script: ModuleType) -> 
     }
 
 
+def test_what_a_person_has_is_compared_before_it_changes(script: ModuleType) -> None:
+    question = "Fred has 5 kites and 9 pens. Sue bought 3 of his kites. How many kites are left?"
+    assert other_questions(script, question, "5-3", "2")["comparison"] == {
+        "Fred has 5 kites and 9 pens. Sue bought 3 of his kites. " + asked
+        for asked in (
+            "How many more pens than kites did Fred have at first? print(9-5)",
+            "How many kites and pens did Fred have at first? print(5+9)",
+        )
+    }
+    once_more = "Fred picked 5 kites and 9 pens. Today he picked 4 more. How many pens did he pick today?"
+    assert "comparison" not in other_questions(script, once_more, "4+0", "4")
+
+
 def test_a_change_happens_before_the_question(script: ModuleType) -> None:
     question = "Joan had 90 kites. She sold 4 kites. How many kites does she have now?"
     found = other_questions(script, question, "90-4", "86")["change"]
@@ -212,6 +225,11 @@ def test_a_change_happens_before_the_question(script: ModuleType) -> None:
     ("question", "program", "answer"),
     [
         ("Joan had 9 kites. How many kites did she have to begin with?", "9+2", "11"),  # a change comes later
+        (
+            "Joan had 9 problems. She did 2 and 1. How many problems does she have now?",
+            "9-2-1",
+            "6",
+        ),  # nobody sells them
         ("Mrs. Hilt had 4 kites. Hilt then sold some. How many kites are left?", "4-1", "3"),
         ("Joan had 4 kites. She sold 4 kites. How many kites does she have together?", "4-4", "0"),
         ("Joan had 2.5 kites. How many kites does she have now?", "round(2.5+1, 1)", "3.5"),
