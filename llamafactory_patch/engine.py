@@ -1,4 +1,4 @@
-"""Load LLaMA-Factory: one version, without torchaudio, and with fixes for two bugs in its dependencies.
+"""Load LLaMA-Factory: one version, without torchaudio, and with fixes for three bugs in its dependencies.
 
 LLaMA-Factory's own code trains unchanged.
 """
@@ -82,8 +82,9 @@ def load_engine() -> None:
 
 
 def mend_trainer() -> None:
-    """Fix, in this process, the two bugs that make a resumed training differ from an uninterrupted one."""
+    """Fix, in this process, the three bugs that make a resumed training differ from an uninterrupted one."""
     restore_numbered_cpu()
+    group_by_length_again()
     end_at_last_step()
 
 
@@ -258,6 +259,31 @@ def restore_numbered_cpu() -> None:
 
 def _on_numbered_cpu(storage: object, location: str) -> object | None:
     return storage if location.startswith("cpu:") else None
+
+
+def group_by_length_again() -> None:
+    """Let a resumed training group rows by length as an uninterrupted one does.
+
+    Symptom: a run with ``train_sampling_strategy: group_by_length`` that resumes after its first epoch trains on some rows
+    twice, and on others not. Cause: ``LengthGroupedSampler`` draws from the global generator (transformers 5.5.4,
+    ``Trainer._get_train_sampler``), whose state depends on what ran before. Safe to repeat.
+    """
+    import torch
+    from transformers import Trainer
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    original = Trainer._get_train_sampler
+
+    @wraps(original)
+    def sampler_of(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        sampler = original(trainer, *args, **kwargs)
+        if isinstance(sampler, LengthGroupedSampler):
+            generator = sampler.generator = torch.Generator().manual_seed(trainer.args.seed)
+            sampler.set_epoch = lambda epoch: generator.manual_seed(trainer.args.seed + epoch)
+        return sampler
+
+    if not hasattr(original, "__wrapped__"):
+        Trainer._get_train_sampler = sampler_of
 
 
 def end_at_last_step() -> None:

@@ -56,11 +56,12 @@ class ShortBatch(StrEnum):
     """End the run with the reason."""
     FILL = "fill"
     """Fill the batch with groups of equal rewards. Their advantages are zero, so they only cost time. The run
-    ends only at a step without any group to learn from. If most groups are solved, that is after four times the limit."""
+    ends only at a step without any group to learn from. If most groups are solved, it ends only after four times the limit."""
 
 
 _PATIENCE = 4
-"""Times the limit that a step may generate which may be filled up, but has only solved groups so far."""
+"""A step that may be filled up generates this many times its limit, while it has no group to learn from and most groups
+are solved."""
 
 
 class GroupFate(StrEnum):
@@ -197,10 +198,10 @@ class GroupLedger:
 
     @property
     def _is_solved(self) -> bool:
-        """Whether the step may be filled up, and so far has only groups whose samples are alike, most of them right."""
-        common = self.alike.most_common(1)
-        may_fill = self.short_batch is ShortBatch.FILL and not self.fates[GroupFate.KEPT]
-        return may_fill and bool(common) and common[0][0] > 0
+        """Whether the step may be filled up, but has no group to learn from, and most groups are solved."""
+        solved = sum(count for value, count in self.alike.items() if value > 0)
+        may_wait = self.short_batch is ShortBatch.FILL and not self.fates[GroupFate.KEPT]
+        return may_wait and 2 * solved > self.generated
 
     def check(self) -> None:
         """End an exhausted step, unless it may be filled up.
@@ -216,7 +217,7 @@ class GroupLedger:
         fates = self.fates
         lines = [
             f"step {self.step}: {self.generated} groups of {self.expected} samples were generated "
-            f"({self.max_gen_batches} training batches), but only {fates[GroupFate.KEPT]} of the "
+            f"({self.generated / self.batch_groups:g} training batches), but only {fates[GroupFate.KEPT]} of the "
             f"{self.batch_groups} groups of a step can be trained on."
         ]
         if self.alike:
@@ -235,10 +236,10 @@ class GroupLedger:
             return "Repair the data or the verifier first."
         common = self.alike.most_common(1)
         if common and common[0][0] > 0:
-            fill = "" if self.short_batch is ShortBatch.FILL else "short_batch=fill, raise "
+            how = "raise" if self.short_batch is ShortBatch.FILL else "set short_batch=fill, raise"
             return (
                 "The prompts are too easy: use harder ones, or stop here. To continue anyway, "
-                f"{'set ' + fill if fill else 'raise '}algorithm.filter_groups.max_num_gen_batches, or set "
+                f"{how} algorithm.filter_groups.max_num_gen_batches, or set "
                 "algorithm.filter_groups.enable=false."
             )
         return (

@@ -13,7 +13,7 @@ happens. MAWPS and ASDiv-A, its published training set, hardly ever do that. The
 Usage: python examples/svamp/variants.py data/svamp/tasks/train.jsonl data/svamp/tasks/sft.jsonl
            --rl data/svamp/tasks/rl.jsonl --seed 0
 The output holds the questions, each followed by the variants that it has. A question with the same text as an earlier
-one is left out, its variants are not. `afm data distill` reads the output. With --rl, a
+one is left out, but its variants are kept. `afm data distill` reads the output. With --rl, a
 fifth of the questions goes to another file. Reinforcement needs questions that fine-tuning has not shown: after an
 epoch of all, only 9 of 32 groups of samples had both right and wrong answers.
 """
@@ -280,10 +280,10 @@ def comparison(question: str, rng: random.Random) -> tuple[str, str] | None:
     for index, one in enumerate(known):
         for other in known[index + 1 :]:
             low, high = sorted((one, other), key=lambda fact: fact[2])
-            words = helper(one[1])
-            if one[1] != other[1] or low[2] == high[2] or words is None:
+            forms = helper(one[1])
+            if one[1] != other[1] or low[2] == high[2] or forms is None:
                 continue
-            does, do, first = *words, ""
+            does, do, first = *forms, ""
             later = (
                 r"\b(?:has|had) some\b"
                 if do == "have"
@@ -340,18 +340,16 @@ def other_questions(task: Task, names: list[str], rng: random.Random) -> Iterato
     program = task.extra_info.get("program", "")
     if not task.ground_truth.isdigit() or program.count("\n") or not program.startswith("print("):
         return
-    crowded = more_things(task.question, names, rng) or task.question
+    crowded = task.model_copy(update={"question": more_things(task.question, names, rng) or task.question})
     made = {
-        "inverse": inverse(task, rng),
-        "comparison": comparison(crowded, rng),
-        "change": change(task, rng),
+        "inverse": inverse(rng.choice((task, crowded)), rng),
+        "comparison": comparison(crowded.question, rng),
+        "change": change(rng.choice((task, crowded)), rng),
     }
     for kind, (question, expression) in ((kind, new) for kind, new in made.items() if new):
         lines = [f"print({expression})"]
         gold = f"{printed_number(lines):g}"
         extra = {"steps": sum(map(expression.count, "+-*/"))} | program_fields(lines, gold)
-        if kind != "comparison" and rng.random() < 0.5:
-            question = more_things(question, names, rng) or question
         new = {"id": f"{task.id}-{kind}", "question": question, "ground_truth": gold, "extra_info": extra}
         yield task.model_copy(update=new)
 
@@ -382,7 +380,7 @@ def held_out(question: str) -> bool:
 
 def main() -> None:
     """Read questions, add variants, and print how many."""
-    parser = argparse.ArgumentParser(description="Add variants with an irrelevant number to word problems.")
+    parser = argparse.ArgumentParser(description="Add variants of word problems.")
     parser.add_argument(
         "source", type=Path, help="questions, JSONL (`afm data prepare`, docs/recipes/svamp.md)"
     )
@@ -398,10 +396,8 @@ def main() -> None:
     if options.rl is not None:
         parts[options.rl] = [task for task in tasks if held_out(task.question)]
     for file, part in parts.items():
-        written, different = (
-            write_tasks(with_variants(part, options.seed), file),
-            len({t.question for t in part}),
-        )
+        written = write_tasks(with_variants(part, options.seed), file)
+        different = len({task.question for task in part})
         print(
             f"different questions: {different} of {len(part)}, variants: {written - different}, file: {file}"
         )

@@ -1,12 +1,19 @@
-"""The import of LLaMA-Factory, and the fixes of two bugs in its dependencies."""
+"""The import of LLaMA-Factory, and the fixes of three bugs in its dependencies."""
 
 import sys
+from itertools import chain
 
 import pytest
 from extras import needs
 
 from afm.errors import ConfigError, EngineError
-from llamafactory_patch.engine import load_engine, load_tools, parse_arguments, restore_numbered_cpu
+from llamafactory_patch.engine import (
+    group_by_length_again,
+    load_engine,
+    load_tools,
+    parse_arguments,
+    restore_numbered_cpu,
+)
 
 needs("llamafactory")
 
@@ -46,6 +53,41 @@ def test_checkpoints_load_onto_a_numbered_cpu(tmp_path, monkeypatch):
     restore_numbered_cpu()
     restore_numbered_cpu()
     assert torch.load(tmp_path / "t.pt", **onto)["a"].tolist() == [0, 1, 2]
+
+
+def test_a_resumed_training_groups_the_same_rows_by_length(tmp_path, monkeypatch):
+    """The checkpoint is in the second epoch."""
+    torch = pytest.importorskip("torch")
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Linear):
+        def forward(self, input_ids):
+            return {"loss": self.weight.sum() * input_ids.float().mean()}
+
+    rows = [{"input_ids": [number] * (number % 7 + 1)} for number in range(40)]
+    seen = []
+
+    def collate(batch):
+        seen.append([row["input_ids"][0] for row in batch])
+        return {"input_ids": torch.tensor([row["input_ids"][0] for row in batch])}
+
+    def train(checkpoint=None):
+        seen.clear()
+        arguments = TrainingArguments(
+            str(tmp_path), train_sampling_strategy="group_by_length", per_device_train_batch_size=4, max_steps=25,
+            save_steps=15, use_cpu=True, report_to="none", seed=5, disable_tqdm=True, dataloader_pin_memory=False,
+            remove_unused_columns=False,
+        )  # fmt: skip
+        Trainer(Model(1, 1), arguments, collate, rows).train(resume_from_checkpoint=checkpoint)
+        return list(seen)
+
+    monkeypatch.setattr(Trainer, "_get_train_sampler", Trainer._get_train_sampler)
+    group_by_length_again()
+    group_by_length_again()
+    whole = train()
+    assert sorted(chain(*whole[:10])) == sorted(chain(*whole[10:20])) == list(range(40))
+    assert whole[:10] != whole[10:20]
+    assert train(f"{tmp_path}/checkpoint-15")[-10:] == whole[-10:]
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,18 @@
 import json
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import yaml
 
 from afm.agents import load_agent
 from afm.errors import ConfigError
+from afm.processes import KEPT_MEMORY
 from afm.terminal import ProgressView
 from llamafactory_patch import run_folder
 from llamafactory_patch.config import SftJob
-from llamafactory_patch.launcher import show_steps
+from llamafactory_patch.launcher import run_sft, show_steps
 
 
 @pytest.fixture
@@ -198,3 +201,18 @@ def test_a_quiet_training_shows_each_new_step_with_its_loss_and_the_time_left(tm
     assert append('{"current_steps": 40, "total_steps": 40, "loss": 0.12345}\n').endswith(
         "40 of 40, loss 0.1235\n"
     )
+
+
+def test_training_on_a_cpu_keeps_its_memory_unless_told_otherwise(tmp_path, monkeypatch, capsys):
+    configs = Path(__file__).parents[2] / "configs"
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+
+    def shown(config):
+        run_sft(configs / config, [f"output_dir={tmp_path / 'model'}"], dry_run=True)
+        return re.findall(r"GLIBC_TUNABLES=\S+", capsys.readouterr().out)
+
+    kept = [f"GLIBC_TUNABLES={KEPT_MEMORY['GLIBC_TUNABLES']}"]
+    assert shown("tiny/sft/math.yaml") == kept
+    assert shown("sft/web_agent_qwen2.5_7b.yaml") == []
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=0")
+    assert shown("tiny/sft/math.yaml") == ["GLIBC_TUNABLES=glibc.malloc.arena_max=0"]

@@ -86,9 +86,11 @@ def test_a_step_that_may_be_filled_up_waits_for_a_signal_while_groups_are_solved
     book.add("mixed", MIXED)
     assert book.exhausted  # the batch is filled up
     book.check()
-    message = r"The prompts are too easy: .* To continue anyway, raise algorithm\.filter_groups\.max_num_gen_batches"
+    message = r"8 groups .* \(4 training batches\).* The prompts are too easy: .* To continue anyway, raise algorithm\.filter_groups\.max_num_gen_batches"
     with pytest.raises(GroupsAlikeError, match=message):
         ledger(*[SOLVED] * 8, **options).check()
+    for unsolved in ((SOLVED, HOPELESS), (HOPELESS, SOLVED), (group(abstained=4), SOLVED)):
+        assert ledger(*unsolved, **options).exhausted
 
 
 def test_zero_means_no_bound() -> None:

@@ -275,6 +275,7 @@ def test_rows_are_trained_by_length(choices: dict[str, bool], forward_only: bool
     fields = {
         "input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged),
         "score": torch.arange(3.0),
+        "uid": ["0", "1", "2"],
     }
     data = tensordict_utils.get_tensordict(
         fields, {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1} | choices
@@ -284,11 +285,14 @@ def test_rows_are_trained_by_length(choices: dict[str, bool], forward_only: bool
     class Engine:
         def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> str:
             assert tensordict_utils.get_non_tensor_data(data, "micro_batch_size_per_gpu", default=0) == 1
-            seen.append(([row.tolist() for row in data["input_ids"].unbind()], data["score"].tolist()))
+            uids = [str(uid) for uid in data["uid"]]
+            seen.append(([row.tolist() for row in data["input_ids"].unbind()], data["score"].tolist(), uids))
             return loss_function
 
     upstream = ModuleType("upstream")
     vars(upstream)["FSDPEngine"] = Engine
     patches.train_like_lengths_together.apply(upstream)
     assert Engine().forward_backward_batch(data, "loss", forward_only=forward_only) == "loss"
-    assert seen == [([rows[number].tolist() for number in order], [float(number) for number in order])]
+    assert seen == [
+        ([rows[number].tolist() for number in order], [float(number) for number in order], [*map(str, order)])
+    ]
