@@ -200,7 +200,8 @@ class RlSettings(EpisodeSettings):
     val_files: tuple[str, ...] = ()
     """Files for verl's own validation. The default is the training files."""
     short_batch: ShortBatch = ShortBatch.STOP
-    """What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch."""
+    """What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch: ``stop``, or ``fill`` it with
+    groups without a signal. If no group has a signal and most are solved, ``fill`` first generates four times as much."""
     max_failed_episodes: int | None = Field(default=None, ge=0)
     """Episodes of a step or a validation that may fail before the run ends. Examples of a failure are an
     unreadable row and an error in a tool's code. The default is 1 % of a step's episodes, at least 1. Failed
