@@ -65,7 +65,9 @@ def test_abstaining_rewards_are_named_as_the_cause() -> None:
 
 
 def test_a_filled_batch_never_ends_the_run() -> None:
-    ledger(MIXED, HOPELESS, MIXED, HOPELESS, max_gen_batches=1).check()
+    book = ledger(MIXED, HOPELESS, MIXED, HOPELESS, max_gen_batches=1)
+    book.check()
+    assert not book.exhausted
 
 
 def test_a_batch_that_may_be_filled_up_ends_the_run_only_without_any_signal() -> None:
