@@ -12,6 +12,11 @@ if [ "$(cat "$DOCS_VENV/.lock" 2>/dev/null)" != "$lock" ]; then
   echo "$lock" > "$DOCS_VENV/.lock"
 fi
 "${VENV:-.venv}/bin/python" benchmarks/reference_pages.py docs/reference
+# CI works on a clean checkout: a table of keys that has changed now was committed out of date.
+if [ "${CI:-}" = true ] && ! git diff --exit-code -- 'docs/*.md'; then
+  echo "error: these tables of keys are out of date: run ./docs.sh and commit docs/" >&2
+  exit 1
+fi
 if [ "${1:-build}" = serve ]; then exec "$DOCS_VENV/bin/mkdocs" serve; fi
 NO_MKDOCS_2_WARNING=1 "$DOCS_VENV/bin/mkdocs" build --strict
 if grep -rlE '<(link|script|img|iframe)[^>]+(href|src)="?(https?:)?//' site --include='*.html'; then
