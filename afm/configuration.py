@@ -10,10 +10,10 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
@@ -32,6 +32,12 @@ from afm.file_kinds import FILE_KINDS, kind_of
 from afm.plugins import check_code_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+ItemT = TypeVar("ItemT")
+
+OneOrMany = Annotated[
+    tuple[ItemT, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
+"""A list, for which a single text stands, too."""
 
 Find = Callable[[str, Path], Path]
 """Finds the file of an ``extends`` key, given the folder of the file with the key."""

@@ -11,9 +11,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from afm.agents import AgentSpec, Limits, agent_of_model, load_agent, model_folder
+from afm.agents import AgentSpec, LimitOverrides, agent_of_model, load_agent, model_folder
 from afm.agents.prompt_record import record_of_model
-from afm.configuration import Settings, apply_overrides, override_key, read_extended, read_in_place, validated
+from afm.configuration import (
+    OneOrMany,
+    Settings,
+    apply_overrides,
+    override_key,
+    read_extended,
+    read_in_place,
+    validated,
+)
 from afm.errors import ConfigError, UsageError
 from afm.harness.settings import HarnessSettings, anchor_harness
 from afm.presets import take_preset
@@ -115,7 +123,7 @@ class EpisodeSettings(Settings):
     """Path of a tool YAML, or its content. Leave it out for an agent without tools."""
     rewards: Path | dict[str, Any] | None = None
     """Path of a reward YAML, or its content. The default is the built-in table by data source."""
-    limits: dict[str, Any] = Field(default_factory=dict)
+    limits: LimitOverrides = Field(default_factory=dict)
     """Overrides of the agent's limits."""
     leave_out: tuple[Unfinished, ...] = ()
     """Unfinished episodes to exclude from training and from their group's mean: ``truncated`` (a limit ended
@@ -138,11 +146,6 @@ class EpisodeSettings(Settings):
     """Seeds the order of the prompts and, on the CPU engine, every sampled token."""
     output_dir: Path | None = None
     """Folder for everything that the run writes: metrics, log, episodes, failures, checkpoints, model."""
-
-    @field_validator("limits")
-    @classmethod
-    def _known_limits(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return Limits.check_overrides(value)
 
     @model_validator(mode="after")
     def _some_agent(self) -> EpisodeSettings:
@@ -195,9 +198,9 @@ class RlSettings(EpisodeSettings):
     """``false`` allows other prompts than the model was trained with."""
     platform: Literal["cpu", "gpu"] = "gpu"
     """``cpu`` adds the CPU platform and rollout engine; ``gpu`` leaves both to verl."""
-    train_files: tuple[str, ...] = Field(min_length=1)
+    train_files: OneOrMany[str] = Field(min_length=1)
     """Parquet files with one question per row, as ``afm data prepare rl`` writes them."""
-    val_files: tuple[str, ...] = ()
+    val_files: OneOrMany[str] = ()
     """Files for verl's own validation. The default is the training files."""
     short_batch: ShortBatch = ShortBatch.STOP
     """What to do when ``algorithm.filter_groups.max_num_gen_batches`` did not fill a batch: ``stop``, or ``fill`` it with
@@ -246,11 +249,6 @@ class RlSettings(EpisodeSettings):
     def _model_of_a_run(cls, value: str) -> str:
         inner = model_folder(value)
         return str(inner) if inner != Path(value) else value
-
-    @field_validator("train_files", "val_files", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
 
 _RUN = {"model", "output_dir", "train_files"}

@@ -17,7 +17,7 @@ from afm.agents.load import (
     shipped_agents,
 )
 from afm.agents.prompt_source import PromptMode, PromptSource, PromptTemplate
-from afm.agents.spec import START, AgentSpec, AnswerFormat, Grade, Limits, RoleKind, RoleSpec
+from afm.agents.spec import START, AgentSpec, AnswerFormat, Grade, LimitOverrides, Limits, RoleKind, RoleSpec
 
 __all__ = [
     "MODEL_AGENTS_DIR",
@@ -26,6 +26,7 @@ __all__ = [
     "AgentSpec",
     "AnswerFormat",
     "Grade",
+    "LimitOverrides",
     "Limits",
     "PromptMode",
     "PromptSource",

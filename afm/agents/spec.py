@@ -133,6 +133,10 @@ class Limits(Settings):
         return value
 
 
+LimitOverrides = Annotated[dict[str, Any], AfterValidator(Limits.check_overrides)]
+"""Some of the limits, to replace an agent's own."""
+
+
 class AgentSpec(Settings):
     """A complete agent. Load one with :func:`afm.agents.load_agent`."""
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, agent_of_model, load_agent
+from afm.agents import AgentSpec, LimitOverrides, PromptMode, PromptSource, agent_of_model, load_agent
 from afm.agents.load import without_tools
 from afm.configuration import (
+    OneOrMany,
     Settings,
     apply_overrides,
     override_key,
@@ -112,7 +113,7 @@ class EvalConfig(Settings):
     benchmark: Annotated[str, AfterValidator(checked_benchmark)] | None = None
     """Name of the published benchmark, from the list in docs/evaluation.md. The manifest then lists settings
     that differ from the published ones, and the error for missing data names its source."""
-    data: tuple[Path, ...] = Field(min_length=1)
+    data: OneOrMany[Path] = Field(min_length=1)
     """Files of tasks (JSONL, JSON, parquet, CSV, TSV), or folders of them."""
     reader: Annotated[str, AfterValidator(checked_reader)] | None = None
     """Name of the reader, for rows whose layout differs from ours. See docs/data.md."""
@@ -148,7 +149,7 @@ class EvalConfig(Settings):
     sampling: SamplingSettings = SamplingSettings()
     """How the model samples: ``temperature``, ``top_p``, ``top_k`` and ``max_new_tokens`` of one
     generation."""
-    limits: Annotated[dict[str, Any], AfterValidator(Limits.check_overrides)] = Field(default_factory=dict)
+    limits: LimitOverrides = Field(default_factory=dict)
     """Overrides of the agent's limits."""
     protocol: Literal["ours", "published"] = "ours"
     """``ours``, or ``published`` to play episodes as AFM's script plays its web agent
@@ -175,11 +176,6 @@ class EvalConfig(Settings):
     """Whether to keep token ids, mask and log-probabilities of episodes."""
     output_dir: Path
     """Folder for everything that the run writes. Run the same command again to resume."""
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("model", "team", mode="before")
     @classmethod

@@ -18,10 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from afm.agents import AgentSpec, Limits, PromptMode, PromptSource, PromptTemplate
+from afm.agents import AgentSpec, LimitOverrides, Limits, PromptMode, PromptSource, PromptTemplate
 from afm.agents.spec import AnswerFormat
+from afm.configuration import OneOrMany, Settings
 from afm.errors import ConfigError, DataError
 from afm.rewards.text_match import kind_of_gold
 from afm.terminal import plural
@@ -40,35 +41,23 @@ Source = Path | dict[str, Any] | None
 OpenedT = TypeVar("OpenedT")
 
 
-class AgentRoute(BaseModel):
+class AgentRoute(Settings):
     """One entry of ``agents:``. Missing keys are taken from the top level."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     agent: str | None = None
     """Name of a shipped agent, or path of a YAML."""
-    data_sources: tuple[str, ...] = ()
+    data_sources: OneOrMany[str] = ()
     """Patterns of the data sources of its rows, with ``*`` for any text. Case does not matter."""
-    abilities: tuple[str, ...] = ()
+    abilities: OneOrMany[str] = ()
     """Patterns of the column ``ability``. A row must match one of the two lists, if there are any."""
     tools: Path | dict[str, Any] | None = None
     """Path of a tools YAML, or its content. Replaces the one at the top level."""
     rewards: Path | dict[str, Any] | None = None
     """Path of a rewards YAML, or its content. Replaces the one at the top level."""
-    limits: dict[str, Any] = Field(default_factory=dict)
+    limits: LimitOverrides = Field(default_factory=dict)
     """Limits that are merged into those at the top level."""
     prompt: str | None = None
     """``own``, ``row`` or a file with ``{question}``. See :mod:`afm.agents.prompt_source`."""
-
-    @field_validator("data_sources", "abilities", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("limits")
-    @classmethod
-    def _known_limits(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return Limits.check_overrides(value)
 
 
 AgentRoutes = Annotated[

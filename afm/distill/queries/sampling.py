@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, field_validator
 
-from afm.configuration import Settings, apply_overrides, read_extended, validated
+from afm.configuration import OneOrMany, Settings, apply_overrides, read_extended, validated
 from afm.datasets import Task
 from afm.distill.model_team.settings import anchored
 from afm.distill.queries.askers import Answered, QuestionAsker
@@ -77,7 +76,7 @@ class QuerySettings(Settings):
 class QueryConfig(QuerySettings):
     """A YAML of ``afm data queries`` (``configs/queries/``)."""
 
-    tasks: tuple[Path, ...] = Field(min_length=1)
+    tasks: OneOrMany[Path] = Field(min_length=1)
     """Questions as JSONL or parquet."""
     output_dir: Path
     """Folder for everything that the run writes. ``kept.jsonl`` holds the questions. The same command resumes a run."""
@@ -97,13 +96,8 @@ class QueryConfig(QuerySettings):
     """Reward YAML that judges episodes with tools. Without tools, the answer must equal the gold answer."""
     ability: str | None = None
     """Asks only rows of this ability. The default is all rows."""
-    sft: tuple[Path, ...] = ()
+    sft: OneOrMany[Path] = ()
     """SFT data whose questions must not occur among the kept ones. A missing file is an error."""
-
-    @field_validator("tasks", "sft", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
 
     @field_validator("sft")
     @classmethod
