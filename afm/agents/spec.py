@@ -119,21 +119,16 @@ class Limits(Settings):
     duplicate_calls: Literal["notice", "execute"] = "notice"
     """Result of a repeated call: a ``notice`` that it was answered before, or a new result (``execute``)."""
 
-    @classmethod
-    def check_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return ``value`` if each key is a limit and each value is valid. For pydantic's validators.
 
-        Raises:
-            ValueError: A key is unknown or a value is invalid.
-        """
-        for key in value:
-            if key not in cls.model_fields:
-                raise ValueError(f"a limit, but {key!r} is unknown; {suggestion(key, cls.model_fields)}")
-        cls.model_validate(value)
-        return value
+def _check_limits(value: dict[str, Any]) -> dict[str, Any]:
+    for key in value:
+        if key not in Limits.model_fields:
+            raise ValueError(f"a limit, but {key!r} is unknown; {suggestion(key, Limits.model_fields)}")
+    Limits.model_validate(value)
+    return value
 
 
-LimitOverrides = Annotated[dict[str, Any], AfterValidator(Limits.check_overrides)]
+LimitOverrides = Annotated[dict[str, Any], AfterValidator(_check_limits)]
 """Some of the limits, to replace an agent's own."""
 
 
