@@ -122,6 +122,11 @@ class StoryProblem:
         return text
 
     @property
+    def grouped(self) -> bool:
+        """Whether the expression needs parentheses."""
+        return "(" in self.expression
+
+    @property
     def answer(self) -> int:
         """The exact result."""
         value = self.start
@@ -137,21 +142,25 @@ def generate(
     seed: int,
     stories: Sequence[Story] = STORIES,
     one_step_share: float = ONE_STEP_SHARE,
+    grouped_share: float | None = None,
 ) -> Iterator[Task]:
     """Stream ``count`` distinct tasks of a split in random order. The same arguments give the same tasks.
 
-    Exactly ``round(one_step_share * count)`` of them have one step. The others have two.
+    Exactly ``round(one_step_share * count)`` of them have one step. The others have two, and ``grouped_share`` of these need
+    parentheses. By default it is what chance gives, 2 of 9.
 
     Raises:
         ConfigError: The world holds fewer problems than requested.
     """
     rng = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
     ones = round(one_step_share * count)
-    steps = [1] * ones + [2] * (count - ones)
-    rng.shuffle(steps)
+    grouped = round((grouped_share or 0) * (count - ones))
+    shapes = [(1, False)] * ones + [(2, True)] * grouped + [(2, False)] * (count - ones - grouped)
+    rng.shuffle(shapes)
     seen: set[str] = set()
-    for number, length in enumerate(steps):
-        problem, question = _draw_new(rng, stories, split, length, seen)
+    for number, (length, parentheses) in enumerate(shapes):
+        wanted = None if grouped_share is None else parentheses
+        problem, question = _draw_new(rng, stories, split, length, wanted, seen)
         yield Task(
             id=f"{DATA_SOURCE}-{split}-{seed}-{number:05d}",
             question=question,
@@ -198,11 +207,18 @@ def read_problem(question: str) -> StoryProblem | None:
 
 
 def _draw_new(
-    rng: random.Random, stories: Sequence[Story], split: WorldSplit, steps: int, seen: set[str]
+    rng: random.Random,
+    stories: Sequence[Story],
+    split: WorldSplit,
+    steps: int,
+    grouped: bool | None,
+    seen: set[str],
 ) -> tuple[StoryProblem, str]:
     for _ in range(_MAX_MISSES):
         story = rng.choice(stories)
         problem = _draw(rng, story.kind, steps)
+        if grouped is not None and problem.grouped is not grouped:
+            continue
         question = _write_question(rng, story, problem)
         if question not in seen and split_of(problem.expression) is split:
             seen.add(question)
