@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from afm.choices import WorldKind
 from afm.datasets.mini_world import WorldSplit
+from afm.distill.scripted_teams import ScriptedMathTeam, ScriptedWikiTeam
 from afm.errors import ToolError
 from afm.processes import tied_environment
 
@@ -154,8 +155,8 @@ def _make_math_world(folder: Path, plan: RecipeSizes, seed: int, **shares: float
     from afm.datasets.mini_world import generate
 
     for split, count in plan.splits.items():
-        own = {} if split is WorldSplit.HELDOUT else shares
-        write_tasks(generate(split, count, seed=seed, **own), folder / f"{split}.jsonl")
+        draw = partial(generate, **({} if split is WorldSplit.HELDOUT else shares))
+        write_tasks(draw(split, count, seed=seed), folder / f"{split}.jsonl")
 
 
 MATH = Recipe(
