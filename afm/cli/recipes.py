@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from afm.choices import WorldKind
-from afm.datasets.mini_world import WorldSplit
+from afm.datasets.mini_world import WorldSplit, generate
 from afm.distill.scripted_teams import ScriptedMathTeam, ScriptedWikiTeam
 from afm.errors import ToolError
 from afm.processes import tied_environment
 
 if TYPE_CHECKING:
     from afm.agents import AgentSpec
+    from afm.datasets import Task
     from afm.distill.scripted_teams import ScriptedTeam
 
 
@@ -149,14 +150,15 @@ class Recipe:
     server_command: Callable[[Path], tuple[str, ...]]
 
 
-def _make_math_world(folder: Path, plan: RecipeSizes, seed: int, **shares: float) -> None:
-    """Write the three disjoint sets of problems. ``shares`` are those of the sets for training."""
+def _make_math_world(
+    folder: Path, plan: RecipeSizes, seed: int, draw: Callable[..., Iterator[Task]] = generate
+) -> None:
+    """Write the three disjoint sets of problems. ``draw`` makes the two for training."""
     from afm.datasets import write_tasks
-    from afm.datasets.mini_world import generate
 
     for split, count in plan.splits.items():
-        draw = partial(generate, **({} if split is WorldSplit.HELDOUT else shares))
-        write_tasks(draw(split, count, seed=seed), folder / f"{split}.jsonl")
+        tasks = (generate if split is WorldSplit.HELDOUT else draw)(split, count, seed=seed)
+        write_tasks(tasks, folder / f"{split}.jsonl")
 
 
 MATH = Recipe(
@@ -192,7 +194,7 @@ MATH_FROM_BASE = replace(
     # By chance, half of the problems have one step, and a tenth need parentheses. In RL, all samples of most one-step
     # problems are soon right, and such a group teaches nothing. Parentheses that are rare are unlearned: with two of
     # eleven problems, RL of seed 0 took them from 8 of 21 held-out problems to none, and all others to 178 of 179.
-    make_world=partial(_make_math_world, one_step_share=0.2, grouped_share=0.4),
+    make_world=partial(_make_math_world, draw=partial(generate, one_step_share=0.2, grouped_share=0.4)),
     full=RecipeSizes(train_tasks=900, rl_tasks=1024, heldout_tasks=200),
     smoke=RecipeSizes(
         train_tasks=64,

@@ -50,14 +50,19 @@ def test_the_same_seed_gives_the_same_tasks_and_another_seed_others():
     assert not {task.question for task in first} & {task.question for task in other}
 
 
-def test_training_from_a_base_has_its_own_share_of_one_step_problems(tmp_path):
+def test_training_from_a_base_has_its_own_shares_of_one_step_and_of_parentheses(tmp_path):
     MATH_FROM_BASE.make_world(tmp_path, replace(MATH_FROM_BASE.full, rl_tasks=50), 0)
-    steps = {
-        split: [task.extra_info["steps"] for task in read_tasks(tmp_path / f"{split}.jsonl")]
-        for split in WorldSplit
+    worlds = {
+        split: [task.extra_info for task in read_tasks(tmp_path / f"{split}.jsonl")] for split in WorldSplit
     }
-    assert {split: steps[split].count(1) for split in steps} == {"train": 180, "rl": 10, "heldout": 104}
-    assert set(steps["rl"]) == {1, 2}
+    assert {split: sum(task["steps"] == 1 for task in tasks) for split, tasks in worlds.items()} == {
+        "train": 180,
+        "rl": 10,
+        "heldout": 104,
+    }
+    grouped = {split: sum("(" in task["expression"] for task in tasks) for split, tasks in worlds.items()}
+    assert grouped == {"train": 288, "rl": 16, "heldout": 21}  # 2 of 9 by chance in heldout
+    assert {task["steps"] for task in worlds["rl"]} == {1, 2}
 
 
 STORY = "Tom has 12 apples. Tom finds 30 more. Then the number of apples grows 4 times. How many apples does Tom have?"
