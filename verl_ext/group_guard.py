@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
@@ -163,9 +163,14 @@ class GroupLedger:
         self.settled = frozenset(self.entries) - self.waiting
 
     @property
+    def ended(self) -> list[Entry]:
+        """The groups of this step, without those that wait for a later one."""
+        return [*self._counted.values()]
+
+    @property
     def fates(self) -> Counter[GroupFate]:
         """Number of groups by fate."""
-        return Counter(entry.fate for entry in self._counted.values())
+        return Counter(entry.fate for entry in self.ended)
 
     @property
     def alike(self) -> Counter[float]:
@@ -348,3 +353,33 @@ def refuse_non_finite(facts: Mapping[str, Any], *, data_source: str, episode: st
             f"the reward of episode {episode} (data_source {data_source!r}) is not finite: {listed}; expected finite numbers. "
             "Repair the scorer of this data_source, or let it abstain (a score of None), which leaves the sample out"
         )
+
+
+def without_advantage(queue: Any, batch: Any, prompts: Set[str]) -> Any:
+    """Set the advantages of all samples of ``prompts`` to zero in verl's transfer queue, and return the updated batch."""
+    import torch
+    from tensordict import TensorDict
+
+    data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"])
+    rows = zip(batch.keys, data["advantages"].unbind(), strict=True)
+    values = [value * (key.split("_")[0] not in prompts) for key, value in rows]
+    nested = torch.nested.as_nested_tensor(values, layout=torch.jagged)
+    output = TensorDict({"advantages": nested, "returns": nested}, batch_size=len(batch))
+    return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=output)
+
+
+def spread(padding: Sequence[bool], workers: int) -> list[int]:
+    """Return an order of rows in which padding is spread evenly over the rows of each worker.
+
+    Args:
+        padding: Whether each row is padding. Each worker has an equal number of consecutive rows.
+    """
+    size = len(padding) // workers
+    order: list[int] = []
+    for begin in range(0, len(padding), size):
+        kinds: tuple[list[int], list[int]] = ([], [])
+        for row in range(begin, begin + size):
+            kinds[padding[row]].append(row)
+        places = [((at + 0.5) / len(rows), row) for rows in kinds for at, row in enumerate(rows)]
+        order += [row for _, row in sorted(places)]
+    return order

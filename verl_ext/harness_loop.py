@@ -22,7 +22,7 @@ from afm.distill.team_policy import runner_of
 from afm.harness import ChatRenderer, Sampled, Session, SessionLimits
 from afm.harness.credit import Credit, MemberCredit, shares
 from afm.harness.episode import HarnessEpisode, HarnessRunner, judge, member_verdicts
-from afm.harness.player import describe
+from afm.harness.player import cost_of, describe
 from afm.harness.settings import HarnessSettings
 from afm.models.base import FinishReason
 from afm.rollout import Episode
@@ -156,9 +156,12 @@ def share_out(
     All samples have the facts of the whole episode, because verl uses those of an episode's last sample for all of them.
     """
     last = episode.last
+    calls = cost_of(episode).tool_calls
     total = samples[last].extra_fields[LOGGED] | {
         "agent_tokens": float(episode.agent_tokens),
         "response_tokens": float(episode.response_tokens),
+        "tool_calls": float(calls),
+        "used_tool": float(calls > 0),
         DRIFT: sum(sample.extra_fields[LOGGED][DRIFT] for sample in samples),
         **episode.facts,
     }

@@ -31,14 +31,20 @@ def parts_of_matrix(matrix: str) -> tuple[str, str]:
     return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
 
 
+SCALE_KEYS = ("r", "lora_alpha", "use_rslora", "use_dora", "bias", "rank_pattern", "alpha_pattern")
+"""The settings of peft that :func:`scale_of` reads."""
+
+
 def scale_of(config: Mapping[str, Any]) -> float:
     """Return the factor of an adapter's product, from peft's configuration.
 
     Raises:
-        EngineError: The adapter is not plain LoRA.
+        EngineError: The adapter is not plain LoRA, or its matrices have different ranks or factors.
     """
     if config.get("use_dora") or config.get("bias", "none") not in (None, "none"):
         raise EngineError(f"expected LoRA without DoRA and without biases, got {dict(config)}")
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise EngineError(f"expected LoRA with one rank and one alpha for all matrices, got {dict(config)}")
     rank: int = config["r"]
     return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
 

@@ -17,7 +17,7 @@ from verl_ext import sync_patches
 from verl_ext.algorithms import CPU_ENGINE, CREDIT
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, begin_checkpoint, stored_world_size
 from verl_ext.curriculum import start_curriculum
-from verl_ext.group_guard import SAMPLER
+from verl_ext.group_guard import SAMPLER, spread, without_advantage
 from verl_ext.kept_episodes import keep_advantages
 from verl_ext.metrics import AGENT_TOKENS, UNUSED_SHARE, aggregation_of, validation, validation_means
 from verl_ext.patching import PATCHES, after_import, check_verl, patch, target
@@ -158,6 +158,25 @@ def report_entropy_of_a_token(original: Any) -> Any:
     return agg_loss
 
 
+@patch(_TRAINER, "PPOTrainer._balance_batch")
+def spread_padding(original: Any) -> Any:
+    """Spread the rows that fill a batch evenly over its mini batches.
+
+    Symptom: the last mini batches of a step had few rows to train on, or none. With ``token-mean``, a single row then had
+    the weight of a mini batch. Without any, the optimizer still made a step, and the loss was NaN.
+    Cause: verl/trainer/ppo/padding_utils.py:210 appends the rows, and trainer_base.py:1627 keeps their order.
+    """
+
+    @wraps(original)
+    def _balance_batch(self: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
+        balanced = original(self, batch, *arguments, **options)
+        workers = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        balanced.reorder(spread([bool(tag.get("is_padding")) for tag in balanced.tags], workers))
+        return balanced
+
+    return _balance_batch
+
+
 @patch("verl.utils.checkpoint.fsdp_checkpoint_manager", "FSDPCheckpointManager.load_checkpoint")
 def load_any_world_size(original: Any) -> Any:
     """Let a run continue with another number of training workers.
@@ -181,26 +200,6 @@ def load_any_world_size(original: Any) -> Any:
             print(f"{local_path}: written by {stored} workers, read by {self.world_size}", flush=True)
 
     return load_checkpoint
-
-
-@patch("verl.workers.rollout.vllm_rollout.vllm_rollout", "ServerAdapter._execute_method")
-def report_failed_updates(original: Any) -> Any:
-    """Let a run end when a vLLM worker fails while it loads new weights.
-
-    Symptom: the run waits forever, without a message.
-    Cause: verl/workers/rollout/vllm_rollout/vllm_rollout.py:229 starts the worker's part and reads its reply only after all
-    weights are sent. Before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for the failed worker.
-    """
-
-    async def _execute_method(self: Any, method: str, *args: Any, **options: Any) -> Any:
-        from verl_ext.ray_watch import report_if_it_fails
-
-        reply = await original(self, method, *args, **options)
-        if hasattr(reply, "future"):  # not awaited
-            report_if_it_fails(reply, f"in {method}")
-        return reply
-
-    return _execute_method
 
 
 @patch(_TRAINER, "PPOTrainer.init")
@@ -287,10 +286,10 @@ async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, **ro
 
 @patch(_TRAINER, "PPOTrainer._compute_advantage")
 def complete_advantages(original: Any) -> Any:
-    """Compute a teacher's advantages, share the advantages of an episode, and write those of kept episodes to a file.
+    """Complete the advantages: of a teacher, of fillers (none), of an episode's trajectories. Write those of kept episodes.
 
-    Symptom: a custom estimator gets neither log-probabilities nor what an agent loop adds to a sample, such as the share of
-    a trajectory. Kept episodes do not show which of them the update encouraged.
+    Symptom: a custom estimator gets neither log-probabilities nor what an agent loop adds to a sample. Fillers that differ in
+    the penalty for length have advantages as large as any group. Kept episodes do not show what the update encouraged.
     Cause: verl/trainer/ppo/v1/trainer_base.py:1745 reads a fixed list of fields, verl/trainer/ppo/ray_trainer.py:251 passes
     a fixed list to an estimator, and only the workers get the result from the transfer queue.
     """
@@ -299,6 +298,8 @@ def complete_advantages(original: Any) -> Any:
         import transfer_queue
 
         computed = original(self, batch, metrics)
+        if fillers := getattr(self.replay_buffer, "fillers", None):
+            computed = without_advantage(transfer_queue, computed, fillers)
         if self.config.algorithm.adv_estimator == REVERSE_KL:
             computed, teacher = write_reverse_kl(transfer_queue, computed, self.config.algorithm.teacher_clip)
             metrics.update(teacher)

@@ -29,7 +29,7 @@ from afm.models.base import FinishReason, SamplingParams
 from afm.models.tokenizer import ChatTokenizer, generation_end_ids
 from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.engines import CpuOptions
-from verl_ext.lora import MergedAdapter
+from verl_ext.lora import SCALE_KEYS, MergedAdapter
 from verl_ext.ray_watch import report_if_it_fails
 from verl_ext.weight_proof import fingerprint
 
@@ -259,9 +259,7 @@ class CpuRolloutAdapter(BaseRollout):
             raise EngineError(f"{CPU_ENGINE} accepts only full weights, got wire_format={wire_format!r}")
         adapter = None
         if peft_config and base_sync_done:
-            adapter = {
-                key: peft_config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora", "bias")
-            }
+            adapter = {key: peft_config.get(key) for key in SCALE_KEYS}
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         # An adapter is merged in the trainer's precision.
         dtype = self._dtype if adapter is None else None

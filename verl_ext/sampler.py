@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from statistics import fmean
@@ -127,6 +127,11 @@ class _Guarded(ReplayBuffer):
         self._episodes = 0
         self._failed: list[str] = []
 
+    @property
+    def fillers(self) -> Set[str]:
+        """The prompts that fill up the batch that was returned last. Nothing is to be learned from them."""
+        return self._fillers
+
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Return a batch and, for training, the metrics of its sampling.
 
@@ -148,7 +153,10 @@ class _Guarded(ReplayBuffer):
         self._ledger.settle(trained, self._waiting(trained))
         self._failed.clear()
         self._episodes = 0
-        curriculum = running()
+        if curriculum := running():
+            # Not before: a group that waits for a later step is judged again after a resume.
+            for scored in filter(None, (entry.group.scored for entry in self._ledger.ended)):
+                curriculum.record(scored[0][QUESTION], fmean(float(sample[SOLVED]) for sample in scored))
         return batch, metrics | self._ledger.metrics() | (curriculum.metrics() if curriculum else {})
 
     @contextmanager
@@ -233,8 +241,6 @@ class _Guarded(ReplayBuffer):
                 f"expected one of: {', '.join(known)}"
             ) from None
         self._fates[uid] = fate
-        if (curriculum := running()) and samples.scored:
-            curriculum.record(samples.scored[0][QUESTION], fmean(float(s[SOLVED]) for s in samples.scored))
         if fate is GroupFate.ALIKE:
             self._alike[uid] = float(samples.scored[0][str(self.filter_groups_metric)])
         void = fate is GroupFate.VOID

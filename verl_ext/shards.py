@@ -245,7 +245,7 @@ class StoredModel:
         self.adapter = {served_name(name)[0]: self._whole(name) for name in names if served_name(name)[1]}
         """The parts of the adapter by peft's names, empty without an adapter."""
         self.lora: dict[str, Any] = {}
-        """The part of peft's configuration that verl stores: rank and ``lora_alpha``."""
+        """The part of peft's configuration that verl stores: rank, ``lora_alpha`` and what else its scale depends on."""
         self._files: dict[str, Path] = {}
         if self.adapter:
             self.lora = json.loads((folder / LORA_FILE).read_text(encoding="utf-8"))

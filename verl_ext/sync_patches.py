@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from afm.errors import EngineError
+from verl_ext.lora import SCALE_KEYS
 from verl_ext.patching import VLLM_ON_CPU, after_import, patch, target
 
 if TYPE_CHECKING:
@@ -142,6 +143,45 @@ def return_replies(original: Any) -> Any:
     return collective_rpc
 
 
+@patch("verl.workers.rollout.vllm_rollout.vllm_rollout", "ServerAdapter._execute_method")
+def report_failed_updates(original: Any) -> Any:
+    """Let a run end when a vLLM worker fails while it loads new weights.
+
+    Symptom: the run waits forever, without a message.
+    Cause: verl/workers/rollout/vllm_rollout/vllm_rollout.py:229 starts the worker's part and reads its reply only after all
+    weights are sent. Before that, bucketed_weight_transfer.py waits in ``socket.recv()`` for the failed worker.
+    """
+
+    async def _execute_method(self: Any, method: str, *args: Any, **options: Any) -> Any:
+        from verl_ext.ray_watch import report_if_it_fails
+
+        reply = await original(self, method, *args, **options)
+        if hasattr(reply, "future"):  # not awaited
+            report_if_it_fails(reply, f"in {method}")
+        return reply
+
+    return _execute_method
+
+
+@patch("verl.utils.checkpoint.fsdp_checkpoint_manager", "FSDPCheckpointManager._get_lora_train_meta")
+def store_how_an_adapter_scales(original: Any) -> Any:
+    """Store with a checkpoint all of peft's settings that its adapter's scale depends on.
+
+    Symptom: a run that continued an adapter with ``use_rslora`` exported a model whose adapter was too weak (2 instead of 8
+    for rank 16 and alpha 32).
+    Cause: verl/utils/checkpoint/fsdp_checkpoint_manager.py:277 stores rank and alpha only.
+    """
+
+    @wraps(original)
+    def _get_lora_train_meta(self: Any, unwrap_model: Any) -> Any:
+        if (meta := original(self, unwrap_model)) is None:
+            return None
+        peft = unwrap_model.peft_config["default"].to_dict()
+        return {key: peft[key] for key in SCALE_KEYS if key in peft} | meta
+
+    return _get_lora_train_meta
+
+
 def register() -> None:
     """Add methods for fingerprints of weights to vLLM's workers and to verl's adapter of vLLM."""
     after_import("verl.workers.rollout.vllm_rollout.utils", _vllm_worker)
@@ -206,7 +246,7 @@ def _weights(model: Any) -> Iterator[_Block]:
         for key in ("weight", "bias"):
             if (tensor := module._parameters.get(key)) is None:
                 continue
-            column = _first_column(module, tensor) if key == "weight" else 0
+            column = _first_column(module, tensor) if key == "weight" else None  # each process has the bias
             for part in _parts(
                 module, path.replace(".base_layer", ""), model, tensor.size(0), whole=column is None
             ):
@@ -234,7 +274,7 @@ def _adapter_of_layer(layer: Any, path: str, model: Any, slot: int, rank: int) -
     column = _first_column(base, layer.lora_a_stacked[0][slot, 0])
     rows = sum(stacked.size(2) for stacked in layer.lora_b_stacked)
     for part, down, up in zip(
-        _parts(base, path, model, rows, whole=column is None),
+        _parts(base, path, model, rows, whole=True),  # of `up`, which is split by rows only
         layer.lora_a_stacked,
         layer.lora_b_stacked,
         strict=True,

@@ -189,8 +189,10 @@ def write_reverse_kl(queue: Any, batch: Any, clip: float) -> tuple[Any, dict[str
     fields = [SCORES, "old_log_probs", "response_mask"]
     data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     offsets = data["response_mask"].offsets()
-    mask = data["response_mask"].values().float()
-    teacher, student = (data[key].values().float() for key in (SCORES, "old_log_probs"))
+    mask, student = (data[key].values().float() for key in ("response_mask", "old_log_probs"))
+    # verl gives the rows with which it fills a batch scores of the whole text, all of them without a trained token.
+    rows = zip(data[SCORES].unbind(), data["response_mask"].unbind(), strict=True)
+    teacher = torch.cat([scores[: len(row_mask)] for scores, row_mask in rows]).float()
     flat = reverse_kl_advantages(teacher, student, mask, clip)
     advantages = torch.nested.nested_tensor_from_jagged(flat, offsets=offsets)
     output = TensorDict({"advantages": advantages, "returns": advantages}, batch_size=len(batch))

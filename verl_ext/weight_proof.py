@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from afm.errors import EngineError
 from verl_ext.algorithms import CPU_ENGINE
 from verl_ext.engines import SHOW_WEIGHTS, CpuOptions
-from verl_ext.lora import matrix_of, served_name
+from verl_ext.lora import matrix_of, scale_of, served_name
 from verl_ext.shards import piece
 
 _SHOWN = 3
@@ -262,7 +262,7 @@ def _make(worker: Any) -> tuple[WeightProof | None, str]:
     proof = WeightProof(
         dtype,
         merged=bool(lora.get("merge")),
-        up_scale=adapter.lora_alpha / adapter.r if adapter is not None and rollout.name == "vllm" else 1.0,
+        up_scale=scale_of(adapter.to_dict()) if adapter is not None and rollout.name == "vllm" else 1.0,
         device=get_device_id() if torch.cuda.is_available() else None,
     )
     return proof, ""
@@ -281,7 +281,10 @@ async def compare(proof: WeightProof, expected: Expected, rollout: Any, step: in
     """
     first = not proof.complete
     if (served := await rollout.served_fingerprints(expected.names)) is None:
-        return  # another worker of the same engine asks
+        proof.complete = (
+            True  # as the worker of the same engine that asks, with which this one adds up its shares
+        )
+        return
     proof.check(expected, served, step)
     if first:
         print(f"weights: {len(expected.names)} tensors of the rollout engine equal the trainer's", flush=True)

@@ -118,7 +118,9 @@ class RunningBatch:
         """Sample one token for every row. Returns the finished rows, which are removed."""
         logits_BV = self._forward()
         if self._sampler is None:
-            draws = [Draw(row.params, row.key, len(row.token_ids)) for row in self._rows]
+            draws = [
+                Draw(row.params, row.key, len(row.prompt_ids) + len(row.token_ids)) for row in self._rows
+            ]
             self._sampler = BatchSampler(draws, self._device)
         tokens_B, logprobs_B = self._sampler.sample(logits_BV)
         self._inputs_BT = tokens_B.unsqueeze(1)

@@ -29,12 +29,13 @@ class Draw:
     Attributes:
         params: How to sample.
         key: Start of the row's stream of uniform numbers, from :func:`stream_key`.
-        drawn: Number of tokens that the row has sampled.
+        position: Place of the next token in the text. An interrupted generation whose tokens come back as part of the
+            prompt continues its stream.
     """
 
     params: SamplingParams
     key: int
-    drawn: int
+    position: int
 
 
 def stream_key(seed: int) -> int:
@@ -61,7 +62,7 @@ class BatchSampler:
         import torch
 
         params = [row.params for row in rows]
-        self._counters = np.array([row.drawn for row in rows], dtype=np.uint64)
+        self._counters = np.array([row.position for row in rows], dtype=np.uint64)
         self._keys = np.array([row.key for row in rows], dtype=np.uint64)
         greedy = [item.temperature == 0 for item in params]
         self._all_greedy = all(greedy)

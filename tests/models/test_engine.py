@@ -225,6 +225,13 @@ async def test_abort_returns_the_tokens_so_far_and_the_engine_goes_on(start):
     assert again.token_ids == results[0].token_ids
 
 
+async def test_an_interrupted_generation_continues_its_random_numbers(engine):
+    """verl's clients send the tokens back as part of the prompt, with the same seed."""
+    whole = (await engine.generate([5, 6], SamplingParams(30, seed=3))).token_ids
+    rest = await engine.generate([5, 6, *whole[:12]], SamplingParams(18, seed=3))
+    assert rest.token_ids == whole[12:]
+
+
 async def test_a_paused_engine_finishes_its_rows_and_admits_no_other(engine):
     running = asyncio.create_task(engine.generate([5, 6], SamplingParams(300)))
     await reached(lambda: engine.stats.steps >= 2)

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from verl_ext.group_guard import GroupFate, GroupLedger, GroupsAlikeError, SampleGroup, ShortBatch
+from verl_ext.group_guard import GroupFate, GroupLedger, GroupsAlikeError, SampleGroup, ShortBatch, spread
 from verl_ext.metrics import documented, validation_means
 
 
@@ -189,3 +189,16 @@ def test_a_validation_is_reported_by_agent() -> None:
         "code": {"acc": 0.0, "tool_calls": 3.0},
         "math": {"acc": 1.0, "tool_calls": 1.0},
     }
+
+
+@pytest.mark.parametrize(
+    ("padding", "workers", "order"),
+    [
+        ("..--", 1, [0, 2, 1, 3]),
+        ("....-", 1, [0, 1, 4, 2, 3]),
+        ("...-..--", 2, [0, 1, 3, 2, 4, 6, 5, 7]),
+        ("......", 2, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_padding_is_spread_over_the_rows_of_each_worker(padding: str, workers: int, order: list[int]) -> None:
+    assert spread([sign == "-" for sign in padding], workers) == order

@@ -206,6 +206,7 @@ async def test_each_history_is_a_sequence_of_the_same_episode(play: Any) -> None
     assert [output.extra_fields["credit"] for output in outputs] == [1.0, 1.0, 1.0]
     assert len({str(facts(output)) for output in outputs}) == 1
     got = facts(outputs[0])
+    assert (got["tool_calls"], got["used_tool"]) == (0, 0)
     assert (got["trajectories"], got["branches"], got["token_drift"]) == (3, 2, 0)
     assert got["agent_tokens"] == sum(sum(output.response_mask) for output in outputs)
     first, second, third = outputs

@@ -1,4 +1,5 @@
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from extras import needs
 
 from afm.errors import EngineError
-from verl_ext import patches, patching
+from verl_ext import patches, patching, sync_patches
 from verl_ext.algorithms import CHOICES
 from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
 from verl_ext.metrics import aggregation_of
@@ -296,3 +297,40 @@ def test_rows_are_trained_by_length(choices: dict[str, bool], forward_only: bool
     assert seen == [
         ([rows[number].tolist() for number in order], [float(number) for number in order], [*map(str, order)])
     ]
+
+
+def test_rows_that_fill_a_batch_are_spread_over_its_mini_batches() -> None:
+    """One of 33 rows would be alone in the second mini batch of 32 rows."""
+    from transfer_queue import KVBatchMeta
+
+    class Trainer:
+        actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+
+        def _balance_batch(self, batch: Any, metrics: Any) -> Any:
+            return batch
+
+    apply_to_trainer(patches.spread_padding, Trainer)
+    real = [{"is_padding": row >= 33, "row": row} for row in range(64)]
+    batch = KVBatchMeta(keys=[f"k{tag['row']}" for tag in real], tags=real, partition_id="train")
+    spread = Trainer()._balance_batch(batch, {})
+    counts = [sum(not tag["is_padding"] for tag in spread.tags[begin : begin + 32]) for begin in (0, 32)]
+    assert counts in ([16, 17], [17, 16])
+    assert spread.keys == [f"k{tag['row']}" for tag in spread.tags]
+
+
+def test_a_checkpoint_holds_what_an_adapters_scale_depends_on() -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+    from verl_ext.lora import scale_of
+
+    sync_patches.store_how_an_adapter_scales.install()
+    config = LoraConfig(r=16, lora_alpha=32, use_rslora=True, target_modules=["0"])
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(2, 2)), config)
+    meta = FSDPCheckpointManager._get_lora_train_meta(None, model)
+    assert scale_of(json.loads(json.dumps(meta))) == model.base_model.model[0].scaling["default"] == 8
+    for pattern in ({"rank_pattern": {"q": 4}}, {"alpha_pattern": {"q": 4}}):
+        with pytest.raises(EngineError, match="one rank and one alpha"):
+            scale_of(meta | pattern)
+    assert FSDPCheckpointManager._get_lora_train_meta(None, torch.nn.Linear(2, 2)) is None

@@ -6,12 +6,14 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from extras import needs
 
 from afm.errors import ConfigError, EngineError, RewardError
+from verl_ext.curriculum import QUESTION
 from verl_ext.processes import scratch_folder
 
 needs("verl")
@@ -57,6 +59,7 @@ def put(queue: Any) -> Iterator[Callable[..., None]]:
                     "abstained": "no gold" if value is None else "",
                     "failed": failed if value is None else "",
                     "data_source": "nq",
+                    QUESTION: uid,
                 },
             }
             for value in values
@@ -178,6 +181,24 @@ def credit_config(credit: str, by_member: str = "shared") -> Any:
 
     trainer = {"harness_credit": credit, "harness_by_member": by_member}
     return OmegaConf.create({"trainer": trainer, "algorithm": {}})
+
+
+def test_a_filler_has_no_advantage(queue: Any, put: Any) -> None:
+    """Its samples are equally correct, but verl compares rewards, which may differ in the penalty for length."""
+    import torch
+    from transfer_queue import KVBatchMeta
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    from verl_ext.group_guard import without_advantage
+
+    rows = [{"advantages": torch.tensor([2.0, 0.0, -1.0][:length])} for length in (3, 1, 2)]
+    keys = ["u_0_0", "filler_0_0", "filler_1_0"]
+    tags: list[dict[str, Any]] = [{}] * 3
+    queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags)
+    without_advantage(queue, KVBatchMeta(keys=keys, tags=tags, partition_id="train"), {"filler"})
+    data = queue.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages", "returns"])
+    for name in ("advantages", "returns"):
+        assert [row.tolist() for row in data[name].unbind()] == [[2.0, 0.0, -1.0], [0.0], [0.0, 0.0]]
 
 
 def test_shares_of_an_episode_are_multiplied_into_its_advantages(queue: Any, put: Any) -> None:
@@ -380,14 +401,21 @@ def test_a_validation_leaves_out_what_the_reward_abstained_on(put: Any, tmp_path
 
 
 def test_groups_rolled_out_ahead_are_counted_in_the_step_that_trains_on_them(
-    put: Any, tmp_path: Path
+    put: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds if the step before saw them, a validation between the two, or verl's own count."""
+    """This holds if the step before saw them, a validation between the two, or verl's own count.
+
+    The curriculum records them then, too. A run that resumes in between judges them again.
+    """
+    asked: list[str] = []
+    curriculum = SimpleNamespace(record=lambda question, _: asked.append(question), metrics=dict)
+    monkeypatch.setattr("verl_ext.sampler.running", lambda: curriculum)
     buffer = sampler(tmp_path, mode="colocate_async")
     for uid in ("a", "b", "ahead"):
         put(uid, 1, 0, 0)
     _, metrics = buffer.sample(1, "train", 2)
     assert metrics["groups/generated"] == 2
+    assert sorted(asked) == ["a", "b"]
     put("question", 1, to="val")
     buffer.sample(1, "val", 1)
     put("later", 1, 1, 0, step=2)
@@ -395,6 +423,7 @@ def test_groups_rolled_out_ahead_are_counted_in_the_step_that_trains_on_them(
     _, metrics = buffer.sample(2, "train", 2)
     assert metrics["groups/generated"] == 2
     assert metrics["rollout/acc"] == pytest.approx(3 / 6)
+    assert sorted(asked) == ["a", "ahead", "b", "later"]
 
 
 def test_a_filler_that_was_not_needed_after_all_is_not_counted(put: Any, tmp_path: Path) -> None:

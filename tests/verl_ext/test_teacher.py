@@ -63,16 +63,23 @@ class Batch(list[str]):
 
 
 def test_advantages_by_hand() -> None:
-    """Sample 1: -1 + 2 = 1; an observation; -30 + 1 = -29, bounded by -10. Sample 2: -0.5 + 0.25 = -0.25."""
+    """Sample 1: -1 + 2 = 1; an observation; -30 + 1 = -29, bounded by -10. Sample 2: -0.5 + 0.25 = -0.25.
+
+    The third row is padding. verl gives it scores of the whole text and one token that is not trained on.
+    """
     queue = Queue(
-        teacher_logprobs=[[-1.0, -7.0, -30.0], [-0.5]],
-        old_log_probs=[[-2.0, -1.0, -1.0], [-0.25]],
-        response_mask=[[1, 0, 1], [1]],
+        teacher_logprobs=[[-1.0, -7.0, -30.0], [-0.5], [0.0] * 128],
+        old_log_probs=[[-2.0, -1.0, -1.0], [-0.25], [0.0]],
+        response_mask=[[1, 0, 1], [1], [0]],
     )
-    written, metrics = write_reverse_kl(queue, Batch(["a", "b"]), clip=10.0)
+    written, metrics = write_reverse_kl(queue, Batch(["a", "b", "pad"]), clip=10.0)
     assert written == "written"
     for field in ("advantages", "returns"):
-        assert [row.tolist() for row in queue.fields[field].unbind()] == [[1.0, 0.0, -10.0], [-0.25]]
+        assert [row.tolist() for row in queue.fields[field].unbind()] == [
+            [1.0, 0.0, -10.0],
+            [-0.25],
+            [0.0],
+        ]
     assert metrics == {
         "teacher/reverse_kl": pytest.approx((-1 + 29 + 0.25) / 3),
         "teacher/clipped": pytest.approx(1 / 3),

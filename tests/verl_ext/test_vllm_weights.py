@@ -13,7 +13,7 @@ from extras import needs
 needs("verl")
 
 from verl_ext import sync_patches  # noqa: E402 - needs verl's extra
-from verl_ext.sync_patches import _weights, fingerprints_of_worker  # noqa: E402 - needs verl's extra
+from verl_ext.sync_patches import _adapter_of_layer, _weights, fingerprints_of_worker  # noqa: E402 - needs verl's extra
 from verl_ext.weight_proof import WeightProof, fingerprint, signed  # noqa: E402
 
 
@@ -90,6 +90,30 @@ def test_the_processes_of_an_engine_add_up_to_the_trainers_tensors(processes: in
             total[name] = signed(total.get(name, 0) + fingerprint(block, torch.float32, row, column))
     named = {name.removeprefix("."): value for name, value in total.items()}
     assert named == {f"{name}.weight": fingerprint(value, torch.float32) for name, value in whole.items()}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_what_each_process_of_a_layer_holds_whole_counts_once(processes: int) -> None:
+    """A layer that is split by columns has its bias, and the second part of its adapter, in every process."""
+    down, up, bias = torch.randn(2, 8), torch.randn(6, 2), torch.randn(6)
+    total: dict[str, int] = {}
+    for rank, part in enumerate(down.chunk(processes, 1)):
+        base = layer(RowParallelLinear, rank, torch.zeros(6, 8 // processes))
+        base.bias = torch.nn.Parameter(bias)
+        adapted = SimpleNamespace(
+            base_layer=base, lora_a_stacked=(part[None, None],), lora_b_stacked=(up[None, None],)
+        )
+        blocks = [
+            *_adapter_of_layer(adapted, "layer", object(), slot=0, rank=2),
+            *_weights(torch.nn.ModuleDict({"layer": base})),
+        ]
+        for name, block, row, column in blocks:
+            total[name] = signed(total.get(name, 0) + fingerprint(block, torch.float32, row, column))
+    names = {"base_model.model.layer.lora_A.weight": down, "base_model.model.layer.lora_B.weight": up}
+    names |= {"layer.bias": bias, "layer.weight": torch.zeros(6, 8)}
+    assert {name.replace("model..", "model.").removeprefix("."): value for name, value in total.items()} == {
+        name: fingerprint(tensor, torch.float32) for name, tensor in names.items()
+    }
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from verl_ext.weight_proof import (  # noqa: E402 - needs verl's extra
     Expected,
     WeightProof,
     WeightsDifferError,
+    compare,
     fingerprint,
     signed,
 )
@@ -89,6 +91,22 @@ def test_the_error_names_the_step_the_engine_and_the_tensors() -> None:
     assert str(caught.value).startswith(
         f"the weights of step 7 did not reach the rollout engine 2 of 2: of 3 tensors 2 are wrong (b differs; {UP} is not served)."
     )
+
+
+def test_workers_that_do_not_ask_add_up_the_same_tensors() -> None:
+    """Only one worker of an engine gets its fingerprints. After the first sync, all of them read the trained parameters."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[0].requires_grad_(False)
+    numbers = []
+    for asks in (True, False):
+        proof, counts = WeightProof(torch.float32), []
+        for step in range(2):
+            expected = proof.expect(module)
+            reply = AsyncMock(return_value=[expected.equal] if asks else None)
+            asyncio.run(compare(proof, expected, SimpleNamespace(served_fingerprints=reply), step))
+            counts.append(len(expected.names))
+        numbers.append(counts)
+    assert numbers == [[4, 2], [4, 2]]
 
 
 def test_a_matrix_that_holds_an_adapter_changes_with_it() -> None:
