@@ -124,7 +124,7 @@ def broken(run: Run, name: str, kill: Kill) -> Row:
     row.checks["ended as failed"] = row.status != 0
     if kill.says:
         row.checks["one sentence names what was lost and the last checkpoint"] = (
-            kill.says in row.happened and f"is that of step {SAVED}:" in row.happened
+            kill.says in row.happened and f"is of step {SAVED}:" in row.happened
         )
     else:
         row.happened = "nobody is left to say anything; every process of the run ends by itself"

@@ -201,7 +201,7 @@ def lose(folder: Path, count: int) -> Seen:
     sentence = next((line for line in run.text().splitlines() if f"lost the node {address}" in line), "")
     checks |= {
         "ended as failed": status not in (0, None),
-        "one sentence names the node and the last checkpoint": f"is that of step {resumed}:" in sentence,
+        "one sentence names the node and the last checkpoint": f"is of step {resumed}:" in sentence,
         "went on after the last checkpoint": f"resuming after step {resumed}" in again.text(),
         "finished with another node in its place": second == 0,
     }
