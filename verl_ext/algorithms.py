@@ -166,10 +166,12 @@ def choice_findings(config: Any) -> Iterator[Finding]:
         text = f"verl.{key}: got {value!r}; {advice or suggestion(str(value), words)}"
         yield Finding(Level.ERROR, "algorithm", text)
     yield from lora_findings(config)
+    rollout = config.actor_rollout_ref.rollout
     if OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode") and (
-        config.actor_rollout_ref.rollout.name == "sglang"
+        rollout.name == "sglang" or not (rollout.get("custom") or {}).get("weight_proof", True)
     ):
-        text = "verl.algorithm.rollout_correction.bypass_mode: with SGLang, nothing then compares the engine's weights with the trainer's"
+        why = "with SGLang" if rollout.name == "sglang" else "with weight_proof: false"
+        text = f"verl.algorithm.rollout_correction.bypass_mode: {why}, nothing then compares the engine's weights with the trainer's"
         yield Finding(
             Level.ERROR,
             "algorithm",

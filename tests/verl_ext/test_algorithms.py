@@ -237,13 +237,16 @@ def test_gae_passes_over_observations() -> None:
     assert (returns * MASK)[0].tolist() == pytest.approx([0.2 + 0.52, 0, 1.0])
 
 
-def test_probabilities_of_sglang_must_be_compared() -> None:
-    """With SGLang, no other check shows whether the trainer's weights arrive."""
+def test_weights_or_probabilities_must_be_compared() -> None:
+    """With SGLang or without the weight proof, no other check shows whether the trainer's weights arrive."""
     bypass = "{verl: {algorithm: {rollout_correction: {bypass_mode: true}}}}"
     config = composed(laid_over=bypass).copy()
     assert not [*choice_findings(config)]
-    config.actor_rollout_ref.rollout.name = "sglang"
-    assert ["bypass_mode" in finding.text for finding in choice_findings(config)] == [True]
+    rollout = config.actor_rollout_ref.rollout
+    name, rollout.name = rollout.name, "sglang"
+    assert ["bypass_mode: with SGLang" in finding.text for finding in choice_findings(config)] == [True]
+    rollout.name, rollout.custom = name, {"weight_proof": False}
+    assert ["with weight_proof: false" in finding.text for finding in choice_findings(config)] == [True]
 
 
 def test_the_name_of_a_recipe_is_answered_with_its_estimator() -> None:
