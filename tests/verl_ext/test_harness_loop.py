@@ -355,6 +355,35 @@ def test_settings_that_say_nothing_are_refused(make_loop: Any) -> None:
         load_episode_settings(make_loop(TWO_TURNS, harness={"command": "python x.py"})._settings)
 
 
+def test_an_episode_counts_the_calls_of_all_its_trajectories() -> None:
+    from afm.harness.credit import Credit
+    from afm.harness.episode import HarnessEpisode, OwnVerdict
+    from afm.harness.history import Branch, Sampled, SampledTurn
+    from afm.models.base import FinishReason
+    from afm.trajectory.record import Verdict
+    from verl_ext.harness_loop import as_episode, share_out
+    from verl_ext.training_sample import training_sample
+
+    def trajectory(name: str, call: int, tools: int) -> Sampled:
+        turn = SampledTurn(0, 2, call, FinishReason.STOP, True, tools)
+        return Sampled(name, Branch.FIRST, "", (1,), (5, 6), (1, 1), (0.0, 0.0), (turn,), ())
+
+    episode = HarnessEpisode(
+        (trajectory("a", 0, 3), trajectory("b", 1, 0)), OwnVerdict(), "25", "", {"done": 1}
+    )
+    model: Any = SimpleNamespace(
+        decode=lambda ids: "x", drift=lambda played: 0, weight_versions=[0], preempted=-1
+    )
+    verdict = Verdict(score=1.0, parts={"correct": 1.0, "format": 1.0})
+    options: dict[str, Any] = {"data_source": "math", "question_index": "q", "score_seconds": 0.0}
+    samples = [
+        training_sample(as_episode(episode, each, model), verdict, model, **options)
+        for each in episode.trajectories
+    ]
+    for sample in share_out(episode, samples, Credit.ALL, {}):
+        assert (facts(sample)["tool_calls"], facts(sample)["used_tool"]) == (3, 1)
+
+
 def test_each_episode_counts_once_in_its_group() -> None:
     """Question a: episodes scored 1, 0, 0, the first with three sequences; question b: 0.5 and 1.
 
