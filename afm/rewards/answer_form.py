@@ -25,9 +25,12 @@ _NOT_UNITS = (  # number words and the closed classes of words, which change the
     "one two three four five six seven eight nine ten plus minus over choose mod modulo base or and but nor not no never "
     "neither either none more less fewer most least greater larger smaller below about approximately roughly nearly almost "
     "than to so if maybe perhaps possibly probably is are was were be equals unless except without wrong false incorrect "
-    "negative pi lakh crore sin cos tan log ln"
+    "negative pi lakh crore sin cos tan sinh cosh tanh log ln bn mn hundredth thousandth versus vs otherwise instead divided "
+    "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty "
+    "ninety zero tenth quarter times remainder permille exp mil"
 )
 _SI = "m s g h d t l L N K C F J W V A H T"
+_BARE_UNITS = "cm mm km dm kg mg ml dl ft in yd mi lb lbs oz hr hrs min sec mph kph am pm"
 _SIGN = r"[+-]?\s*"
 
 _VALUE = re.compile(
@@ -79,7 +82,8 @@ def form_of(answer: str) -> Form | None:
     number = _VALUE.fullmatch(value)
     fraction = None if number else _FRACTION.fullmatch(value)
     unit = (number or fraction or {"unit": None})["unit"]
-    if set(_NOT_UNITS.split()).intersection(re.findall(r"[a-z]+", (unit or "").lower())):
+    words = re.findall(r"[a-z]+", (unit or "").lower())
+    if set(_NOT_UNITS.split()).intersection([*words, *(word.removesuffix("s") for word in words)]):
         return None
     if fraction is not None:
         return Form.FRACTION if _is_reduced(fraction) else Form.UNREDUCED
@@ -101,6 +105,19 @@ def without_unit(answer: str) -> str:
     return value[: number.start("unit")]
 
 
+def has_variables(text: str) -> bool:
+    """Return whether a letter of ``text`` may be a variable (``4t``, ``2xy``), and is no unit (``4 inches``)."""
+    bare = _WRAPPED.sub(lambda wrapped: "" if _is_unit(wrapped) else wrapped[2], text.rpartition("=")[2])
+    bare = re.sub(r"\\[A-Za-z]+|(?<![A-Za-z])(?:[ck]?m|ft|mi)\s*/\s*[hs](?![A-Za-z])", "", bare)
+    words = [(word[0], bare[: word.start()][-1:].isspace()) for word in re.finditer(r"[A-Za-z]+", bare)]
+    return any(word not in _BARE_UNITS.split() and not (apart and len(word) > 2) for word, apart in words)
+
+
+def _is_unit(wrapped: re.Match[str]) -> bool:
+    inner, upright = wrapped[2].strip(), wrapped[1] in ("mathrm", "text", "mathsf", "operatorname", "mbox")
+    return len(inner) != 1 or not inner.isalpha() or (upright and inner in _SI.split())
+
+
 def _plain(text: str) -> str:
     """Return letters, digits and minus signs in their ordinary form, without text and number wrappers."""
     text = unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("\u2013", "-")
@@ -111,10 +128,7 @@ def _plain(text: str) -> str:
 
 def _bare(wrapped: re.Match[str]) -> str:
     """Return the content of a wrapper. A single letter that cannot be a unit becomes a command, because it is a symbol."""
-    inner = wrapped[2].strip()
-    upright = wrapped[1] in ("mathrm", "text", "mathsf", "operatorname")
-    symbol = len(inner) == 1 and inner.isalpha() and not (upright and inner in _SI.split())
-    return f" \\{inner} " if symbol else f" {wrapped[2]} "
+    return f" {wrapped[2]} " if _is_unit(wrapped) else f" \\{wrapped[2].strip()} "
 
 
 def is_equation(text: str) -> bool:
@@ -136,6 +150,8 @@ def _unwrapped(value: str) -> str:
     value = value.strip()
     for opening, closing in (("(", ")"), ("{", "}"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         inner = value[len(opening) : -len(closing)]
+        if opening in "({" and "," in inner:
+            continue  # a pair or a set, not a number with separators
         if len(value) > 1 and value.startswith(opening) and value.endswith(closing) and closing not in inner:
             return inner.strip()
     return value

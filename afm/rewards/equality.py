@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 
-from afm.rewards.answer_form import Form, form_of, is_equation, without_unit
+from afm.rewards.answer_form import Form, form_of, has_variables, is_equation, without_unit
 
 MAX_ANSWER_CHARS = 4000
 """Longer answers are wrong unless they are identical to the gold answer."""
@@ -23,7 +23,7 @@ REPEATING = re.compile(
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})")
 _GROUPED = re.compile(
-    r"(?<![\w.,^])\d{1,3}(?:(?:,\s*\\!\s*|\s?\{\s?,\s?\}\s*(?:\\!)?\s*|\\ |[ \u00a0\u2009\u202f])\d{3})+(?!\d)"
+    r"(?<![\w.,^])\d{1,3}(?:(?:,\s*\\!\s*|\s?\{\s?,\s?\}\s*(?:\\!\s*)?|\\ |[ \u00a0\u2009\u202f])\d{3})+(?!\d)"
 )
 _CURRENCY = r"(?:\\?\$|\\pounds|\\euro|[£€¥])"
 _AMOUNT = re.compile(
@@ -185,11 +185,13 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
     """
     if gold.strip() == answer.strip():
         return True
+    if len(answer) > MAX_ANSWER_CHARS:
+        return False
     left, right = tidied(gold), tidied(answer)
     as_text = _TEXT.fullmatch(left)
     if left == right or (as_text and as_text[1].strip() == right):
         return True
-    if len(answer) > MAX_ANSWER_CHARS or not right:
+    if not right:
         return False
     words = _as_words(gold)
     if words is not None:
@@ -200,7 +202,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         return False  # Math-Verify reads -2 < x < 1 as the two numbers -2 and 1
     first, second = _as_number(left), _as_number(right)
     if (
-        first is None and "{" in left and "=" not in left
+        first is None and "{" in left and "=" not in left and not has_variables(left)
     ):  # if the gold answer has no brackets, letters may be factors
         first = _as_number(without_unit(left))
     if first is not None and second is None:
@@ -218,7 +220,7 @@ def is_unevaluated(gold: str, answer: str) -> bool:
 
     See :mod:`afm.rewards.answer_form`. ``144/2`` is not an evaluated form of 72, but ``10/12`` is one of 5/6.
     """
-    if is_equation(tidied(gold)):
+    if is_equation(tidied(gold)) or has_variables(tidied(gold)):
         return False
     expected, actual = form_of(tidied(gold)), form_of(tidied(answer))
     if expected is None:

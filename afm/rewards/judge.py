@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -110,8 +111,8 @@ class ModelJudge(AnswerScorer):
     def _case(self, question: str, accepted: tuple[str, ...], responses: tuple[str, ...]) -> Case | Part:
         if self._text is not None:
             return Case(question, accepted, " | ".join(responses))
-        flat = normalised(responses[0])
-        if flat and len(responses) == 1 and flat in map(normalised, accepted):
+        text = _spelled(responses[0])
+        if text and len(responses) == 1 and text in map(_spelled, accepted):
             return Part(1.0, f"{responses[0][:_SHOWN]!r} is a gold answer")
         answer = " | ".join(responses)
         longest = max(self._settings.max_answer_chars, *map(len, accepted))
@@ -254,3 +255,9 @@ class VerdictCache:
         row = (key, ruling.judgement, ruling.rationale.encode("utf-8", "replace").decode(), time.time())
         with self._file.transaction() as connection:
             connection.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", row)
+
+
+def _spelled(text: str) -> str:
+    """Return an answer in words without case, articles and punctuation. Those count in any other answer (``-5``, ``C++``)."""
+    in_words = re.fullmatch(r"[^\W\d_]+(?:[\s,.!?'\"]+[^\W\d_]+)*[\s.!?]*", text.strip())
+    return normalised(text) if in_words else " ".join(text.split()).removesuffix(".")

@@ -18,9 +18,11 @@ import re
 import resource
 import signal
 import sys
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
+from afm.rewards.answer_form import has_variables
 from afm.rewards.equality import REPEATING, repeating_decimal, tidied
 from afm.rewards.workers import limit_cpu
 
@@ -38,7 +40,8 @@ _LONGEST = 5000
 
 def algebra_verdict(gold: str, answer: str) -> bool:
     """Return whether Math-Verify finds the two equal, by relative difference and without unevaluated operators."""
-    expected, actual = _parsed(gold), _parsed(answer)
+    units = not has_variables(tidied(gold))  # Math-Verify would also drop the t of 4t
+    expected, actual = _parsed(gold, units), _parsed(answer, units)
     if is_unfinished(gold, answer) or _differ_widely(expected[:1], actual[:1]):
         return False
     return bool(_verify()(expected, actual, timeout_seconds=None, allow_set_relation_comp=True))
@@ -71,11 +74,12 @@ def _has_operator(text: str) -> bool:
 
 
 @lru_cache(maxsize=64)  # many answers to one question are compared with the same gold answer
-def _parsed(text: str) -> list[Any]:
-    """Return what Math-Verify parses: the expression, if there is one, and its LaTeX."""
+def _parsed(text: str, units: bool = True) -> list[Any]:
+    """Return what Math-Verify parses: the expression, if there is one, and its LaTeX. ``units`` are removed."""
     from math_verify import LatexExtractionConfig, parse
 
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    rules = replace(LatexExtractionConfig().normalization_config, units=units)
+    config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=rules)]
     text = REPEATING.sub(
         lambda match: "\\frac{{{}}}{{{}}}".format(*repeating_decimal(match).as_integer_ratio()), tidied(text)
     )

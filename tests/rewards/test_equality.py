@@ -278,3 +278,13 @@ def test_a_formula_of_the_question_is_no_answer_unless_it_is_the_gold_one(row: t
 @pytest.mark.parametrize("answer", ["", " ", "(" * 4000, r"\frac{1}{" * 999, "a " * 2000, "\\" * 4001])
 def test_hostile_answers_are_looked_up_in_no_time(answer: str) -> None:
     assert not is_copied(r"\sqrt{2}", answer, "a " * 1999 + "b")
+
+
+def test_the_time_for_blanks_grows_with_their_number() -> None:
+    def seconds(count: int) -> float:
+        begun = time.process_time()
+        quick_verdict("1{,}" + " " * count + "x", "12")
+        quick_verdict("12", "1{,}" + " " * count + "x")
+        return time.process_time() - begun
+
+    assert seconds(40_000) < 0.5  # 7 s when it grew with the square

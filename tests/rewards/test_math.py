@@ -69,6 +69,38 @@ async def test_no_boxed_answer_is_wrong(answer: str, verifier: MathVerify) -> No
     assert (part.score, part.evidence) == (0.0, "the response has no final answer")
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "score"),
+    [
+        (r"\frac{1}{2}x", r"\frac{x}{2}", 1),
+        (r"y=\frac12x", r"y=\frac{x}{2}", 1),
+        ("2x", r"2 \cdot x", 1),
+        ("5r^5", r"5 \cdot r^5", 1),
+        ("(10,100)", "(10, 100)", 1),
+        ("(2,500)", r"\left(2, 500\right)", 1),
+        ("(5,120)", "x=5, y=120", 1),
+        ("18 inches", "18", 1),
+        (r"15\mbox{ cm}^2", "15", 1),
+        (r"4\sqrt{2}", r"4\sqrt{2}\text{ m}", 1),
+        ("5120", "(5,120)", 0),
+        *((f"4{letter}", "4", 0) for letter in "cdghlmostxkn"),
+        ("4t", "t=4", 0),
+        ("4t", "4s", 0),
+        ("6ab", "6", 0),
+        (r"4\sqrt{2}m", r"4\sqrt2", 0),
+        *(
+            ("12", f"12 {word}", 0)
+            for word in ("millions", "bn", "dozens", "thirteen", "factorials", "versus 13")
+        ),
+        ("12", "12 apples", 1),
+    ],
+)
+async def test_letters_of_a_gold_answer_are_variables_and_words_are_units(
+    gold: str, answer: str, score: float, verifier: MathVerify
+) -> None:
+    assert (await verifier.compare((gold,), (answer,), "")).score == score
+
+
 async def test_copying_a_formula_of_the_question_does_not_pay(verifier: MathVerify) -> None:
     simplify = replace(sample(r"\boxed{\sqrt{242}}", r"11\sqrt2"), question=r"Simplify $\sqrt{242}$.")
     part = await verifier.judge(simplify)
