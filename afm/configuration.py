@@ -37,7 +37,7 @@ ItemT = TypeVar("ItemT")
 OneOrMany = Annotated[
     tuple[ItemT, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 ]
-"""A list, for which a single text stands, too."""
+"""A list. A single text is a list of one."""
 
 Find = Callable[[str, Path], Path]
 """Finds the file of an ``extends`` key, given the folder of the file with the key."""

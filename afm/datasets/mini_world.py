@@ -146,8 +146,8 @@ def generate(
 ) -> Iterator[Task]:
     """Stream ``count`` distinct tasks of a split in random order. The same arguments give the same tasks.
 
-    Exactly ``round(one_step_share * count)`` of them have one step. The others have two, and ``grouped_share`` of these need
-    parentheses. By default it is what chance gives, 2 of 9.
+    Exactly ``round(one_step_share * count)`` of them have one step. The others have two, and ``grouped_share`` of these
+    need parentheses. By default it is what chance gives, 2 of 9.
 
     Raises:
         ConfigError: The world holds fewer problems than requested.
