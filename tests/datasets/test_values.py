@@ -60,14 +60,16 @@ def test_bytes_gaps_and_endless_levels_are_refused(tmp_path):
     rows = [
         row(0, answer=float("nan")),
         row(1, extra_info={"a": deep}),
+        row(1, answer=json.loads("[" * 900 + '"x"' + "]" * 900)),
         row(2, extra_info={"n": 2**70}),
         row(3),
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     tasks, refused = read(tmp_path / "rows.jsonl")
-    assert [task.id for task in tasks] == ["x-3", "x-4"]
+    assert [task.id for task in tasks] == ["x-4", "x-5"]
     assert set(refused) == {
         "`answer`: expected an answer",
+        "`answer`: more than 64 levels of lists and objects",
         "`extra_info.a`: more than 64 levels of lists and objects",
     }
     write_rl(tasks, load_agent("mhqa"), tmp_path / "rl.parquet")

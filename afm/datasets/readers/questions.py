@@ -262,6 +262,10 @@ def plain_rows(question_key: str | None = None, answer_key: str | None = None) -
 
 
 def _says_something(answer: Any) -> bool:
-    if isinstance(answer, list | tuple):
-        return any(map(_says_something, answer))
-    return bool(answer.strip()) if isinstance(answer, str) else answer not in (None, {})
+    values = [answer]
+    for value in values:  # which grows: a list may be nested deeper than Python's stack
+        if isinstance(value, list | tuple):
+            values.extend(value)
+        elif bool(value.strip()) if isinstance(value, str) else value not in (None, {}):
+            return True
+    return False

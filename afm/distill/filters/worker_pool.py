@@ -31,6 +31,7 @@ _PARALLEL = 32
 
 
 _CHUNK_BYTES = 1 << 20
+_MOST_LINE_BYTES = 64 << 20
 _CHUNK_ROWS = 512
 
 
@@ -88,9 +89,12 @@ def _next_chunk(file: BinaryIO, path: Path, begin: FilePosition) -> Chunk | None
     numbers: list[int] = []
     size = read = 0
     while size < _CHUNK_BYTES and read < _CHUNK_ROWS:
-        line = file.readline()
+        line = file.readline(_MOST_LINE_BYTES + 1)
         if not line:
             break
+        if len(line) > _MOST_LINE_BYTES:
+            text = f"a line of more than {_MOST_LINE_BYTES >> 20} MiB; take it out, or unpack the file and look at it"
+            raise DataError(text, path=str(path), line=begin.line + read + 1)
         size += len(line)
         read += 1
         row = line.removeprefix(BOM_UTF8)

@@ -182,6 +182,16 @@ def test_two_processes_write_the_same_files_as_one(rows, lines, wiki, tmp_path):
     assert "invalid JSON" in bad["error"]
 
 
+def test_a_line_without_end_is_not_read_into_memory(rows, lines, wiki, tmp_path, monkeypatch):
+    """4 MB of gzip may hold a line of 900 MB."""
+    monkeypatch.setattr("afm.distill.filters.worker_pool._MOST_LINE_BYTES", 1 << 20)
+    packed = tmp_path / "more.jsonl.gz"
+    packed.write_bytes(gzip.compress(lines[0].rstrip() + b"\n" + b"x" * (2 << 20)))
+
+    with pytest.raises(DataError, match=r"more\.jsonl\.gz:2: a line of more than 1 MiB"):
+        filtered([packed], wiki, tmp_path / "out")
+
+
 def test_a_finished_run_is_not_run_again(rows, wiki, tmp_path):
     filtered([rows], wiki, tmp_path / "out")
     before = contents(tmp_path / "out")
