@@ -61,7 +61,7 @@ class ApiBody(Protocol):
 def event(data: Any, name: str = "") -> bytes:
     """Return one server-sent event."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
 
 
 class SamplingBody(BaseModel):

@@ -24,6 +24,32 @@ class RequestRefusedError(AfmError):
         super().__init__(message)
 
 
+_MOST_LEVELS = 64
+
+
+def json_text(value: Any, *, allow_nan: bool = True) -> str:
+    """Return a value as JSON text with every character as it is.
+
+    Raises:
+        ValueError: It is nested more than 64 levels deep, or has a number or a character that cannot be written.
+    """
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        lists = [
+            each.values() if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, dict | list)
+        ]
+        level = [item for items in lists for item in items]
+    if lists:
+        raise ValueError(
+            f"got more than {_MOST_LEVELS} levels of lists and objects, expected at most {_MOST_LEVELS}"
+        )
+    text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan)
+    text.encode()
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """One request of a program: a chat (``messages``), or a text to continue (``prompt``).

@@ -38,7 +38,7 @@ from afm.harness.history import Sampled
 from afm.harness.messages_api import MessagesBody
 from afm.harness.requests import ModelReply, ModelRequest, RequestRefusedError
 from afm.harness.responses_api import ResponsesBody
-from afm.harness.sessions import Session
+from afm.harness.sessions import OnReply, Session
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -135,13 +135,17 @@ class HarnessApp:
             asked.after(self._earlier(session, path, asked.continues))
         request = replace(asked.request(), member=member)
         identity = f"{_IDENTITIES.get(path, '')}{uuid4().hex}"
-        decode = session.model.decode
+        decode, answers = session.model.decode, list[bytes]()
+
+        def write(reply: ModelReply) -> None:
+            answers.append(json.dumps(asked.answer(identity, reply, decode)).encode())
+
         if asked.stream:
             events = asked.events(identity, session.model.name, decode)
-            reply = await _streamed(session, request, events, send)
+            reply = await _streamed(session, request, events, send, write)
         else:
-            reply = await session.ask(request)
-            await _answer(send, asked.answer(identity, reply, decode))
+            reply = await session.ask(request, on_reply=write)
+            await _answer(send, answers[0])
         if reply is not None and (kept := asked.kept(request, reply)) is not None:
             self._stored[session.key, identity] = kept
 
@@ -190,11 +194,15 @@ async def stream_answer(
 
 
 async def _streamed(
-    session: Session, request: ModelRequest, events: AnswerStream, send: Send
+    session: Session,
+    request: ModelRequest,
+    events: AnswerStream,
+    send: Send,
+    on_reply: OnReply | None = None,
 ) -> ModelReply | None:
     """Answer with server-sent events. A failure before the first event has its own HTTP status."""
     pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
-    work = asyncio.ensure_future(session.ask(request, lambda *piece: pieces.put_nowait(piece)))
+    work = asyncio.ensure_future(session.ask(request, lambda *piece: pieces.put_nowait(piece), on_reply))
     work.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
         piece = await pieces.get()
@@ -345,9 +353,7 @@ def _error(code: str, message: str) -> dict[str, Any]:
 
 
 async def _answer(send: Send, content: Any, status: int = 200) -> None:
-    body = content
-    if not isinstance(content, bytes):
-        body = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
     headers = [*_JSON, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

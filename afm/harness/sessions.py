@@ -52,6 +52,7 @@ class SessionLimits:
 
 OnText = Callable[[int, str], None]
 """Receives the number of a choice and the next piece of its text."""
+OnReply = Callable[[ModelReply], None]
 
 
 class Session:
@@ -102,19 +103,22 @@ class Session:
         self.reward: float | None = None
         self.ended = False
 
-    async def ask(self, request: ModelRequest, on_text: OnText | None = None) -> ModelReply:
+    async def ask(
+        self, request: ModelRequest, on_text: OnText | None = None, on_reply: OnReply | None = None
+    ) -> ModelReply:
         """Answer one request.
 
         Args:
             request: The program's request.
             on_text: Receives the text during sampling if the model can stream, otherwise at the end.
+            on_reply: Receives the reply before it is stored. If it fails, nothing is stored.
 
         Raises:
             RequestRefusedError: The session has ended, a limit is reached, or the request is invalid.
             EngineError: The engine failed.
         """
         try:
-            return await self._ask(request, on_text)
+            return await self._ask(request, on_text, on_reply)
         except RequestRefusedError as error:
             self.refused[error.code] += 1
             raise
@@ -148,7 +152,9 @@ class Session:
         await asyncio.gather(*running, return_exceptions=True)
         return self.trajectories()
 
-    async def _ask(self, request: ModelRequest, on_text: OnText | None) -> ModelReply:
+    async def _ask(
+        self, request: ModelRequest, on_text: OnText | None, on_reply: OnReply | None
+    ) -> ModelReply:
         self._check_open()
         self._check_text(request)
         place = self._history.place(request)
@@ -174,12 +180,14 @@ class Session:
             raise
         if self.ended:
             raise self._over()
-        choices = []
-        for number, generation in enumerate(generations):
-            choices.append(self._choice(request, generation, ticket.call, number))
-            feeds[number].finish(choices[-1].text)
-            self._history.add(request, place, choices[-1], ticket.call)
-        return ModelReply(ticket.call, self.model.name, prompt, tuple(choices))
+        choices = tuple(self._choice(request, *each, ticket.call) for each in enumerate(generations))
+        reply = ModelReply(ticket.call, self.model.name, prompt, choices)
+        if on_reply is not None:
+            on_reply(reply)
+        for feed, choice in zip(feeds, choices, strict=True):
+            feed.finish(choice.text)
+            self._history.add(request, place, choice, ticket.call)
+        return reply
 
     def _check_open(self) -> None:
         if self.ended or ((left := self._seconds_left()) is not None and left <= 0):
@@ -267,11 +275,11 @@ class Session:
                 raise self._over() from None
             raise
 
-    def _choice(self, request: ModelRequest, generation: Generation, call: int, number: int) -> ModelChoice:
+    def _choice(self, request: ModelRequest, number: int, generation: Generation, call: int) -> ModelChoice:
         raw, found = self.model.decode(generation.token_ids), tuple[TextCall, ...]()
         text = until_stop(raw, request.stop)
         if request.tools:
-            text, found = split_calls(text)
+            text, found = split_calls(text, [tool["function"]["name"] for tool in request.tools])
         calls = tuple(
             ReplyCall(f"c{derive_seed(self.key, call, number, place):08x}", made.name, made.arguments)
             for place, made in enumerate(found)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from afm.harness.requests import json_text
 
 _OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
 """Hermes and Qwen, Mistral, Llama 3."""
@@ -22,16 +24,17 @@ class TextCall:
     arguments: str
 
 
-def split_calls(text: str) -> tuple[str, tuple[TextCall, ...]]:
+def split_calls(text: str, offered: Collection[str]) -> tuple[str, tuple[TextCall, ...]]:
     """Return the text before the first tool call, and the calls. If a call is broken, return the whole text and no calls.
 
     Supported forms are ``<tool_call>{"name", "arguments"}</tool_call>`` (Hermes and Qwen), ``[TOOL_CALLS] [...]``
-    (Mistral), and an object with ``name`` and ``parameters``, also after ``<|python_tag|>`` (Llama 3).
+    (Mistral), and an object with ``name`` and ``parameters``, also after ``<|python_tag|>`` (Llama 3). Without a tag
+    before it, the object has to name one of the ``offered`` tools.
     """
     found = [at for mark in _OPENINGS if (at := text.find(mark)) >= 0]
     if not found:
         bare = text.strip()
-        calls = _calls(bare) if bare.startswith('{"') else None
+        calls = _calls(bare, offered) if bare.startswith('{"') else None
         return ("", calls) if calls else (text, ())
     begin = min(found)
     mark = next(mark for mark in _OPENINGS if text.startswith(mark, begin))
@@ -39,14 +42,14 @@ def split_calls(text: str) -> tuple[str, tuple[TextCall, ...]]:
     return (text[:begin].rstrip(), calls) if calls else (text, ())
 
 
-def _calls(text: str) -> tuple[TextCall, ...]:
+def _calls(text: str, offered: Collection[str] | None = None) -> tuple[TextCall, ...]:
     """Parse the calls at the beginning of a text and ignore text after them. Return none if one is broken."""
     calls: list[TextCall] = []
     at = _end_of_gap(text, 0)
     while at < len(text) and text[at] in "{[":
         try:
             value, at = _DECODER.raw_decode(text, at)
-            calls += _read(value)
+            calls += _read(value, offered)
         except (ValueError, RecursionError):
             return ()
         at = _end_of_gap(text, at)
@@ -58,18 +61,24 @@ def _end_of_gap(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-def _read(value: Any) -> Iterator[TextCall]:
-    """Yield the calls in a JSON value. Raises ValueError if it is not a call."""
+def _read(value: Any, offered: Collection[str] | None) -> Iterator[TextCall]:
+    """Yield the calls in a JSON value. Raises ValueError if it is not a call that can be written again as JSON.
+
+    Args:
+        offered: If given, a call has one of these names, and arguments.
+    """
     if isinstance(value, list):
         for item in value:
-            yield from _read(item)
+            yield from _read(item, offered)
         return
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no call")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(arguments, dict):
-        raise ValueError("no arguments")
-    yield TextCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+    name, default = value["name"], {} if offered is None else None
+    arguments = value.get("arguments", value.get("parameters", default))
+    if not isinstance(arguments, dict) or (offered is not None and name not in offered):
+        raise ValueError("no arguments, or no tool of this name")
+    name.encode()
+    yield TextCall(name, json_text(arguments, allow_nan=False))
 
 
 class VisibleText:

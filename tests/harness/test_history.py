@@ -372,6 +372,21 @@ async def test_the_same_request_twice_at_once_is_two_requests(recording, opened)
     assert (session.error, session.calls, reasons(session)) == (None, 2, [Branch.FIRST, Branch.FORK])
 
 
+async def test_a_reply_that_cannot_be_answered_is_not_stored(recording, opened) -> None:
+    model = recording("One.", "Two.", "Three.")
+    session = opened(model)
+
+    def fail(reply: Any) -> None:
+        raise ValueError(f"{len(reply.choices)} choices")
+
+    request = ModelRequest(messages=[user("?")], n=2)
+    with pytest.raises(ValueError, match="2 choices"):
+        await session.ask(request, on_reply=fail)
+    assert session.trajectories() == []
+    await chat(session, [user("?")])
+    assert reasons(session) == [Branch.FIRST]
+
+
 async def test_json_of_a_schema_is_for_models_that_constrain(recording, opened) -> None:
     model = recording("{}")
     wish = ModelRequest(messages=[user("?")], json_schema='{"type": "object"}')

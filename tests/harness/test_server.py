@@ -158,7 +158,7 @@ LOST = {
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 
 
 def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -244,6 +244,75 @@ async def test_a_stream_of_calls_alone_begins_as_every_other(
         answer = await client.post(f"{url}/{path}", json=body | {"stream": True})
     assert first in answer.text.partition("\n\n")[0]
     assert "search" in answer.text
+
+
+def deep(levels: int) -> str:
+    """A call whose arguments have this many levels."""
+    inner = "[" * (levels - 1) + "]" * (levels - 1)
+    return f'<tool_call>{{"name": "search", "arguments": {{"query": {inner}}}}}</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+@pytest.mark.parametrize(
+    ("said", "called"),
+    [
+        (r'<tool_call>{"name": "search", "arguments": {"query": "\ud800"}}</tool_call>', False),
+        (r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>', False),
+        ('<tool_call>{"name": "search", "arguments": {"query": NaN}}</tool_call>', False),
+        ('[TOOL_CALLS][{"name": "search", "arguments": {"query": 1e999}}]', False),
+        (deep(64), True),
+        (deep(65), False),
+        (deep(250), False),
+        (deep(976), False),
+        ('{"name": "Tom", "age": 3}', False),
+        ('{"name": "search", "age": 3}', False),
+        ('{"name": "Tom", "parameters": {"age": 3}}', False),
+        ('{"name": "search", "parameters": {"query": "Ilm"}}', True),
+        ('<tool_call>{"name": "search"}</tool_call>', True),
+    ],
+)
+async def test_a_call_that_cannot_be_written_as_json_stays_text_and_continues(
+    server, opened, recording, path, stream, said, called
+) -> None:
+    model = recording(said, "Done.")
+    session = opened(model)
+    url = server.open(session)
+    chat = path == "chat/completions"
+    tool = SEARCH if chat else {"name": "search", "input_schema": PARAMETERS}
+    body = {"max_tokens": 5000, "tools": [tool]}
+    async with httpx.AsyncClient(timeout=None) as client:
+
+        async def ask(messages):
+            answer = await client.post(f"{url}/{path}", json=body | {"messages": messages, "stream": stream})
+            assert answer.status_code == 200, answer.text
+            if not stream:
+                return answer.json()["choices"][0]["message"] if chat else answer.json()
+            if not chat:
+                return put_together(events_of(answer.text))
+            whole: dict[str, Any] = {"role": "assistant", "content": ""}
+            deltas = [event["choices"][0]["delta"] for event in events_of(answer.text)]
+            for delta in deltas:
+                whole["content"] += delta.get("content") or ""
+                if calls := delta.get("tool_calls"):
+                    whole["tool_calls"] = calls
+            return whole
+
+        reply = await ask(USER)
+        if chat:
+            assert bool(reply.get("tool_calls")) == called
+            assert (reply["content"] == said) is not called
+        else:
+            assert [block["type"] for block in reply["content"]] == ["tool_use" if called else "text"]
+            assert called or reply["content"][0]["text"] == said
+        message = {
+            "role": "assistant",
+            "content": reply["content"],
+            **({"tool_calls": reply["tool_calls"]} if chat and called else {}),
+        }
+        await ask([*USER, message, {"role": "user", "content": "And?"}])
+    assert [len(trajectory.turns) for trajectory in session.trajectories()] == [2]
+    assert wrong_tokens(session, model) == 0
 
 
 @pytest.mark.parametrize(
