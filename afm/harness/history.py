@@ -11,8 +11,11 @@ from enum import StrEnum
 from typing import Any
 
 from afm.harness.rendering import ChatRenderer
-from afm.harness.requests import ModelChoice, ModelRequest, RequestRefusedError
+from afm.harness.requests import ModelChoice, ModelRequest, RequestRefusedError, canonical_message
 from afm.models.base import FinishReason, Generation
+
+_LONGEST_END = 64
+"""Characters that contain every end token's text."""
 
 
 class Branch(StrEnum):
@@ -119,10 +122,13 @@ class Turn:
         return [token for turn in self.path() for token in (*turn.context, *turn.generation.token_ids)]
 
     def beginning_of(self, prompt: str | Sequence[int]) -> int:
-        """Return the length of the text or ids up to the end of this turn if ``prompt`` begins with them, else 0."""
+        """Return the length of the text or ids up to the end of this turn if ``prompt`` begins with them, else 0.
+
+        A stop string is a part of the text. An end token has no text.
+        """
         if isinstance(prompt, str):
-            texts = (self.text + self.choice.raw_text, self.text + self.choice.text)
-            return next((len(text) for text in texts if prompt.startswith(text)), 0)
+            text = self.text + self.choice.raw_text
+            return len(text) if len(prompt) > len(self.text) and prompt.startswith(text) else 0
         ids = self.ids()
         return len(ids) if list(prompt[: len(ids)]) == ids else 0
 
@@ -182,10 +188,16 @@ class History:
         chain = _chain(request)
         parent, at = self._known(request.messages, chain)
         if request.continued:
+            content, raw = request.messages[-1].get("content") or "", parent.choice.raw_text if parent else ""
             if parent is None or at != len(request.messages):
-                message = "continue_final_message: the last message is not a reply of this session, so its token ids are unknown"
-                raise RequestRefusedError(400, "request", message)
-            return Place(parent, (), at, digest=chain[-2])
+                fault = "is not a reply of this session, so its token ids are unknown"
+            elif parent.generation.finish is FinishReason.END_OF_TEXT:
+                fault = "is over: the model ended this reply itself; expected one that was cut off"
+            elif parent.generation.finish is FinishReason.STOP and not content.endswith(raw):
+                fault = f"lacks the stop string that ended the reply; expected {raw[-80:]!r} at its end"
+            else:
+                return Place(parent, (), at, digest=chain[-2])
+            raise RequestRefusedError(400, "request", f"continue_final_message: the last message {fault}")
         if parent is not None:
             ids = parent.generation.token_ids
             new = self._renderer.new_ids(
@@ -213,19 +225,27 @@ class History:
         return None, 0
 
     def _place_of_text(self, prompt: str | Sequence[int], member: str) -> Place:
-        """Return the position of a text or of ids: they continue the longest known sequence that they begin with."""
-        best, length = None, 0
-        for turn in self._texts:
-            known = turn.beginning_of(prompt) if turn.request.member == member else 0
-            if known > length:
-                best, length = turn, known
-        rest = prompt[length:]
-        new = tuple(self._encode(rest) if isinstance(rest, str) else rest)
-        if best is None and not new:
+        """Return the position of a text or of ids: they continue the longest known sequence that they begin with.
+
+        A text continues a reply with an end token only if it has that token's text behind the reply.
+        """
+        if not prompt:
             raise RequestRefusedError(
                 400, "request", "prompt: got an empty prompt, expected text or token ids"
             )
-        return Place(best, new)
+        own = [turn for turn in self._texts if turn.request.member == member]
+        known = [(length, turn) for turn in own if (length := turn.beginning_of(prompt))]
+        for length, turn in sorted(known, key=lambda each: -each[0]):
+            if not isinstance(prompt, str):
+                return Place(turn, tuple(prompt[length:]))
+            ended, last = (
+                turn.generation.finish is FinishReason.END_OF_TEXT,
+                [*turn.generation.token_ids[-1:]],
+            )
+            over = ended and not self._decode(last)  # some servers report no end token
+            if not over or self._encode(prompt[length : length + _LONGEST_END])[:1] == last:
+                return Place(turn, tuple(self._encode(prompt[length:])[over:]))
+        return Place(None, tuple(self._encode(prompt) if isinstance(prompt, str) else prompt))
 
     def _why(self, request: ModelRequest, place: Place) -> Branch:
         """Return why a turn begins a new path."""
@@ -272,7 +292,7 @@ class History:
         forms = {choice.text} if choice.calls else {choice.text, choice.raw_text}
         begun = str(request.messages[-1].get("content") or "") if request.continued else ""
         for text in forms:
-            said = _canonical({**choice.message, "content": begun + text})
+            said = canonical_message({**choice.message, "content": begun + text})
             self._index.setdefault(_digest(place.digest, said), []).append(turn)
 
     def trajectories(self) -> list[Sampled]:
@@ -346,12 +366,12 @@ def _conversation(leaf: Turn) -> tuple[Mapping[str, Any], ...]:
 
 def _compared(request: ModelRequest, leaves: Sequence[Turn]) -> Branch:
     """Return how a request differs from the known history with which it shares the most messages."""
-    new = [_canonical(message) for message in request.messages]
+    new = [canonical_message(message) for message in request.messages]
     best, reason = 0, Branch.NEW
     for leaf in leaves:
-        old = [_canonical(message) for message in (*leaf.request.messages, leaf.choice.message)]
+        old = [canonical_message(message) for message in (*leaf.request.messages, leaf.choice.message)]
         words = set(old) - {
-            _canonical(message) for message in request.messages if message.get("role") == "system"
+            canonical_message(message) for message in request.messages if message.get("role") == "system"
         }
         shared = [place for place, message in enumerate(new) if message in words]
         if len(shared) <= best:
@@ -372,28 +392,9 @@ def _chain(request: ModelRequest) -> list[bytes]:
     """Return a digest of each prefix of a member's chat, starting with the empty prefix."""
     chain = [_digest(request.member.encode(), json.dumps(list(request.tools), sort_keys=True))]
     for message in request.messages:
-        chain.append(_digest(chain[-1], _canonical(message)))
+        chain.append(_digest(chain[-1], canonical_message(message)))
     return chain
 
 
 def _digest(before: bytes, text: str) -> bytes:
     return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _canonical(message: Mapping[str, Any]) -> str:
-    """Return a message without the details that clients change: ids, empty fields, JSON spelling, surrounding blanks."""
-    role, content = message.get("role"), message.get("content") or ""
-    if role == "assistant":
-        content = content.strip()
-    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-    return json.dumps(
-        [role, content, [[call.get("name"), _decoded_arguments(call.get("arguments"))] for call in calls]],
-        sort_keys=True,
-    )
-
-
-def _decoded_arguments(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 from afm.errors import ConfigError, DataError
+from afm.harness.requests import decoded_arguments
 from afm.models.base import TokenModel
 from afm.models.tokenizer import ChatTokenizer
 
@@ -133,10 +133,9 @@ def renderer_of(model: TokenModel) -> ChatRenderer | None:
 
 def _decoded(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call with its arguments decoded if they are JSON."""
-    function = dict(call["function"])
-    with suppress(TypeError, ValueError):
-        function["arguments"] = json.loads(function.get("arguments") or "{}")
-    return {**call, "type": "function", "function": function}
+    function = call["function"]
+    arguments = decoded_arguments(function.get("arguments") or "{}")
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def _with_tools(rows: list[dict[str, Any]], tools: list[Any]) -> list[dict[str, Any]]:

@@ -50,6 +50,24 @@ def json_text(value: Any, *, allow_nan: bool = True) -> str:
     return text
 
 
+def decoded_arguments(arguments: Any) -> Any:
+    """Return the arguments of a call as a JSON value. Text that is not JSON stays text."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def canonical_message(message: Mapping[str, Any]) -> str:
+    """Return a message without the details that clients change: ids, empty fields, JSON spelling, surrounding blanks."""
+    role, content = message.get("role"), message.get("content") or ""
+    if role == "assistant":
+        content = content.strip()
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    called = [[call["name"], decoded_arguments(call.get("arguments"))] for call in calls]
+    return json.dumps([role, content, called], sort_keys=True)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """One request of a program: a chat (``messages``), or a text to continue (``prompt``).

@@ -73,8 +73,8 @@ def _read(value: Any, offered: Collection[str] | None) -> Iterator[TextCall]:
         return
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no call")
-    name, default = value["name"], {} if offered is None else None
-    arguments = value.get("arguments", value.get("parameters", default))
+    name = value["name"]
+    arguments = value.get("arguments", value.get("parameters", {} if offered is None else None))
     if not isinstance(arguments, dict) or (offered is not None and name not in offered):
         raise ValueError("no arguments, or no tool of this name")
     name.encode()

@@ -202,10 +202,10 @@ async def test_a_reply_that_is_not_over_is_continued_by_its_ids(recording, opene
 
 
 async def test_a_text_continues_by_what_it_begins_with_and_ids_by_ids(recording, opened, codec) -> None:
-    model = recording("One.", " Two.", " Three.", " Four.")
+    model = recording("One.<a>", " Two.", " Three.", " Four.")
     session = opened(model)
-    reply = await session.ask(ModelRequest(prompt="Count:"))
-    text = f"Count:{reply.choices[0].text} And?"
+    reply = await session.ask(ModelRequest(prompt="Count:", stop=("<a>",)))
+    text = f"Count:{reply.choices[0].text}<a> And?"
     await session.ask(ModelRequest(prompt=text))
     assert model.sampled[1][0] == (*model.sampled[0][0], *model.sampled[0][1], *codec.encode(" And?"))
     ids = [*model.sampled[1][0], *model.sampled[1][1], 5, 6]
@@ -214,6 +214,72 @@ async def test_a_text_continues_by_what_it_begins_with_and_ids_by_ids(recording,
 
     assert reasons(session) == [Branch.FIRST, Branch.NEW]
     assert wrong_tokens(session, model) == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "prompt", "continues"),
+    [
+        ("\nNo.", {"stop": ("\n",)}, "2+2=", False),
+        ("", {}, "2+2=", False),
+        (" 4", {}, "2+2=", False),
+        (" 4", {}, "2+2= 42 is wrong.", False),
+        (" 4", {}, "2+2= 4<|im_end|>\nWhy?", True),
+        ("", {}, "2+2=<|im_end|>\nWhy?", True),
+        (" 4</a>", {"stop": ("</a>",)}, "2+2= 4 And?", False),
+        (" 4</a>", {"stop": ("</a>",)}, "2+2= 4</a> And?", True),
+        (" 4 and so on", {"max_tokens": 2}, "2+2=", False),
+        (" 4 and so on", {"max_tokens": 2}, "2+2= 42 is wrong.", True),
+    ],
+)
+async def test_a_model_reads_no_text_that_a_program_did_not_send(
+    recording, opened, codec, said, options, prompt, continues
+) -> None:
+    """An end token and a stop string have to be in the next prompt. A repeated prompt is a fork."""
+    model = recording(said, "Next.", "Last.")
+    session = opened(model)
+    await session.ask(ModelRequest(prompt="2+2=", **options))
+    for _ in range(2):
+        await session.ask(ModelRequest(prompt=prompt))
+
+    for read, _ in model.sampled[1:]:
+        assert codec.backend.decode(read) == prompt
+    first, *others = session.trajectories()
+    assert len(first.turns) == 1 + continues
+    assert others[-1].reason is Branch.FORK
+    assert wrong_tokens(session, model) == 0
+
+
+async def test_ids_continue_behind_an_end_token(recording, opened) -> None:
+    model = recording(" 4", "Next.")
+    session = opened(model)
+    await session.ask(ModelRequest(prompt="2+2="))
+    ids = [*model.sampled[0][0], *model.sampled[0][1], 5]
+    await session.ask(ModelRequest(prompt=ids))
+    assert list(model.sampled[1][0]) == ids
+    assert reasons(session) == [Branch.FIRST]
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "sent", "words"),
+    [
+        ("Hello", (), "Hello", "the last message is over"),
+        ("Hello<a>", ("<a>",), "Hello", "lacks the stop string that ended the reply; expected 'Hello<a>'"),
+        ("Hello\n", ("\n",), "Hello", "lacks the stop string"),
+        ("Hello<a>", ("<a>",), "Hello<a>", ""),
+    ],
+)
+async def test_a_reply_that_is_over_is_not_continued(recording, opened, said, stop, sent, words) -> None:
+    model = recording(said, " more")
+    session = opened(model)
+    await chat(session, [user("hi")], stop=stop)
+    request = ModelRequest(messages=[user("hi"), {"role": "assistant", "content": sent}], continued=True)
+    if not words:
+        await session.ask(request)
+        assert session.trajectories()[0].messages[-1]["content"] == "Hello<a> more"
+        return
+    with pytest.raises(RequestRefusedError, match=words) as refusal:
+        await session.ask(request)
+    assert (refusal.value.status, len(model.sampled)) == (400, 1)
 
 
 @pytest.fixture

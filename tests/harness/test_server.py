@@ -97,11 +97,11 @@ async def test_several_choices_log_probabilities_ids_and_counts_are_those_of_the
 
 
 async def test_completions_stream_and_continue(connect, recording) -> None:
-    model = recording(" One.", " Two.<end>")
+    model = recording(" One.<end>", " Two.<end>")
     session, client = connect(model)
-    first = await client.completions.create(model="tiny", prompt="Count:", logprobs=1)
+    first = await client.completions.create(model="tiny", prompt="Count:", stop="<end>", logprobs=1)
     assert first.choices[0].logprobs.token_logprobs == [-token / 1000 for token in model.sampled[0][1]]
-    text = f"Count:{first.choices[0].text} And?"
+    text = f"Count:{first.choices[0].text}<end> And?"
     stream = await client.completions.create(
         model="tiny", prompt=text, stop=["<end>"], stream=True, stream_options={"include_usage": True}
     )
