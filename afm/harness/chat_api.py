@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from afm.errors import DataError, json_word
-from afm.harness.requests import ModelChoice, ModelReply, ModelRequest
+from afm.harness.requests import ModelChoice, ModelReply, ModelRequest, function_of
 from afm.models.base import FinishReason
 
 _MOST_CHOICES = 128
@@ -152,19 +152,18 @@ class ChatBody(_OpenAIBody):
 
     def request(self) -> ModelRequest:
         """Return the request, as :meth:`ApiBody.request` describes."""
-        wanted = self.response_format or {}
-        check_tool_choice(
-            self.tool_choice, [(tool.get("function") or {}).get("name") for tool in self.tools or ()]
-        )
+        wanted, tools = self.response_format or {}, self.tools or ()
+        names = [function_of(tool, f"tools[{number}]")["name"] for number, tool in enumerate(tools)]
+        check_tool_choice(self.tool_choice, names)
         if self.top_logprobs:
             raise DataError(
                 f"top_logprobs: got {self.top_logprobs}, expected 0; only the sampled token has a log-probability"
             )
         return ModelRequest(
             messages=[chat_message(message, number) for number, message in enumerate(self.messages)],
-            tools=() if self.tool_choice == "none" else tuple(self.tools or ()),
+            tools=() if self.tool_choice == "none" else tuple(tools),
             max_tokens=self.max_completion_tokens or self.max_tokens,
-            json_schema=json_schema("response_format", wanted, wanted.get("json_schema") or {}),
+            json_schema=json_schema("response_format", wanted, wanted.get("json_schema")),
             continued=self.continue_final_message,
             **self.sampling(),
         )
@@ -312,7 +311,7 @@ def _usage_event(body: _OpenAIBody, about: Mapping[str, Any], reply: ModelReply)
     return [event({**about, "choices": [], "usage": usage(reply)})] if body.include_usage else []
 
 
-def json_schema(name: str, wanted: Mapping[str, Any], holder: Mapping[str, Any]) -> str | None:
+def json_schema(name: str, wanted: Mapping[str, Any], holder: Any) -> str | None:
     """Return the JSON schema of a request's format as text, or ``None`` for free text.
 
     Args:
@@ -326,7 +325,7 @@ def json_schema(name: str, wanted: Mapping[str, Any], holder: Mapping[str, Any])
             return None
         case "json_object":
             return '{"type": "object"}'
-        case "json_schema" if isinstance(holder.get("schema"), dict):
+        case "json_schema" if isinstance(holder, dict) and isinstance(holder.get("schema"), dict):
             return json.dumps(holder["schema"], ensure_ascii=False)
         case kind:
             raise DataError(f"{name}: got {kind!r}, expected text, json_object, or json_schema with a schema")
@@ -343,12 +342,11 @@ def check_tool_choice(choice: Any, names: Sequence[Any]) -> None:
             return
         case "required" if names:
             return
-        case {"type": "function"} | {"type": "allowed_tools"}:
-            name = (choice.get("function") or choice).get("name")
-            if name is None or name in names:
+        case {"type": "allowed_tools"}:
+            return
+        case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name}:
+            if name in names:
                 return
-        case _:
-            pass
     offered = ", ".join(map(str, names)) or "no tool"
     raise DataError(
         f"tool_choice: got {json.dumps(choice)}, expected none, auto, or required or a function of the "
@@ -376,11 +374,6 @@ def chat_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
         content = "".join(map(str, texts))
     if content is not None and not isinstance(content, str):
         raise DataError(f"messages[{number}]: content: got {json_word(content)}, expected text")
-    for call in message.get("tool_calls") or ():
-        if not isinstance(call, dict) or not isinstance((call.get("function") or {}).get("name"), str):
-            raise DataError(
-                f"messages[{number}]: a tool call has no function; expected one with name and arguments"
-            )
     return {**message, "role": "system" if role == "developer" else role, "content": content}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 
 from afm.errors import DataError
 from afm.harness.chat_api import AnswerStream, Decode, SamplingBody, chat_message, event
@@ -22,6 +22,14 @@ class Thread(BaseModel):
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.type == "continue" and self.previous_message_id is None:
+            raise ValueError(
+                "got continue without previous_message_id, expected the id of the thread's last reply"
+            )
+        return self
 
 
 class MessagesBody(SamplingBody):

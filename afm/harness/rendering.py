@@ -64,7 +64,14 @@ class ChatRenderer:
             text: str = self._tokenizer.backend.apply_chat_template(
                 rows, tools=offered, add_generation_prompt=True, tokenize=False, **self._options
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise DataError(f"messages: the model's chat template rejects them: {error}") from None
         return text
 

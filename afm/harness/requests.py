@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from afm.errors import AfmError
+from afm.errors import AfmError, DataError, json_word
 from afm.models.base import Generation
 
 
@@ -35,16 +35,10 @@ def json_text(value: Any, *, allow_nan: bool = True) -> str:
     """
     level = [value]
     for _ in range(_MOST_LEVELS + 1):
-        lists = [
-            each.values() if isinstance(each, dict) else each
-            for each in level
-            if isinstance(each, dict | list)
-        ]
-        level = [item for items in lists for item in items]
-    if lists:
-        raise ValueError(
-            f"got more than {_MOST_LEVELS} levels of lists and objects, expected at most {_MOST_LEVELS}"
-        )
+        inner = [each for each in level if isinstance(each, dict | list)]
+        level = [item for each in inner for item in (each.values() if isinstance(each, dict) else each)]
+    if inner:
+        raise ValueError(f"got more than {_MOST_LEVELS} levels of lists and objects")
     text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan)
     text.encode()
     return text
@@ -56,6 +50,18 @@ def decoded_arguments(arguments: Any) -> Any:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
+
+
+def function_of(holder: Any, place: str) -> Mapping[str, Any]:
+    """Return the function of a tool, or of a call, in the form of chat completions.
+
+    Raises:
+        DataError: It has no function with a name.
+    """
+    function = holder.get("function") if isinstance(holder, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise DataError(f"{place}: got {str(holder)[:80]}, expected an object whose function has a name")
+    return function
 
 
 def canonical_message(message: Mapping[str, Any]) -> str:
@@ -99,14 +105,45 @@ class ModelRequest:
 
     @property
     def characters(self) -> int:
-        """Number of characters of the prompt: messages, arguments of their calls, and tools. Token ids count as 0."""
-        if self.prompt is not None:
-            return len(self.prompt) if isinstance(self.prompt, str) else 0
-        texts = [str(message.get("content") or "") for message in self.messages]
-        for message in self.messages:
-            calls = message.get("tool_calls") or ()
-            texts += [str((call.get("function") or {}).get("arguments") or "") for call in calls]
-        return sum(map(len, texts)) + (len(json.dumps(list(self.tools))) if self.tools else 0)
+        """Number of characters of the prompt: all of the messages and tools, as JSON. Token ids count as 0.
+
+        Raises:
+            DataError: A text cannot be encoded.
+        """
+        if self.prompt is not None and not isinstance(self.prompt, str):
+            return 0
+        try:
+            text = self.prompt or json.dumps([*self.messages, *self.tools], ensure_ascii=False, default=str)
+            text.encode()
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"the request cannot be written in UTF-8: {error}") from None
+        return len(text)
+
+    def check(self) -> None:
+        """Refuse a chat that cannot be rendered.
+
+        Raises:
+            DataError: There is no message, or a tool or a call has a wrong form.
+        """
+        if self.prompt is None and not self.messages:
+            raise DataError("messages: got none with content, expected at least one")
+        for number, tool in enumerate(self.tools):
+            function_of(tool, f"tools[{number}]")
+        for number, message in enumerate(self.messages):
+            _check_calls(message.get("tool_calls") or [], f"messages[{number}].tool_calls")
+
+
+def _check_calls(calls: Any, place: str) -> None:
+    """Refuse calls of a message that no template can render, with a DataError."""
+    if not isinstance(calls, list | tuple):
+        raise DataError(f"{place}: got {json_word(calls)}, expected a list")
+    for number, call in enumerate(calls):
+        function = function_of(call, f"{place}[{number}]")
+        try:
+            json_text(decoded_arguments(function.get("arguments")))
+        except (TypeError, ValueError, RecursionError) as error:
+            expected = f"JSON in UTF-8 with at most {_MOST_LEVELS} levels of lists and objects"
+            raise DataError(f"{place}[{number}]: arguments: {error}; expected {expected}") from None
 
 
 @dataclass(frozen=True, slots=True)

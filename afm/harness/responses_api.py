@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, field_validator
 
 from afm.errors import DataError
 from afm.harness.chat_api import (
@@ -23,6 +23,12 @@ from afm.models.base import FinishReason
 from afm.trajectory.chat import chat_of_items
 
 
+class TextOptions(BaseModel):
+    """Form of the text of a response."""
+
+    format: dict[str, Any] | None = None
+
+
 class ResponsesBody(SamplingBody):
     """Body of ``responses``."""
 
@@ -33,7 +39,7 @@ class ResponsesBody(SamplingBody):
     max_output_tokens: int | None = Field(default=None, ge=1)
     previous_response_id: str | None = None
     store: bool | None = None
-    text: dict[str, Any] | None = None
+    text: TextOptions | None = None
     conversation: Any = None
     prompt: Any = None
     _earlier: Sequence[Mapping[str, Any]] = PrivateAttr(default=())
@@ -78,7 +84,7 @@ class ResponsesBody(SamplingBody):
                     f"{name}: not supported, because nothing is stored at OpenAI; send the messages as input"
                 )
         check_tool_choice(self.tool_choice, [tool.get("name") for tool in self.tools or ()])
-        wanted = (self.text or {}).get("format") or {}
+        wanted = (self.text and self.text.format) or {}
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ModelRequest(
             messages=[*first, *self.messages],

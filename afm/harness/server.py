@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import socket
@@ -43,17 +44,13 @@ from afm.harness.sessions import OnReply, Session
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+_Body = ChatBody | CompletionBody | ResponsesBody | MessagesBody
+_LOG = logging.getLogger(__name__)
 _PATH = re.compile(r"/(?:s/(?P<key>[^/]+)/)?(?:agent/(?P<member>[^/]+)/)?(?:v1/)?(?P<path>[a-z/_]+)\Z")
 _MAX_BODY_BYTES = 64 << 20
 _BACKLOG = 2048
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-_IDENTITIES = {
-    "chat/completions": "chatcmpl-",
-    "completions": "cmpl-",
-    "responses": "resp_",
-    "messages": "msg_",
-}
 
 
 class HarnessApp:
@@ -68,11 +65,11 @@ class HarnessApp:
         self.sessions: dict[str, Session] = {}
         self._stored: dict[tuple[str, str], ModelRequest] = {}
         """Conversations up to a reply, by session key and id of the reply."""
-        self._bodies: dict[str, type[ChatBody | CompletionBody | ResponsesBody | MessagesBody]] = {
-            "chat/completions": ChatBody,
-            "completions": CompletionBody,
-            "responses": ResponsesBody,
-            "messages": MessagesBody,
+        self._bodies: dict[str, tuple[type[_Body], str]] = {
+            "chat/completions": (ChatBody, "chatcmpl-"),
+            "completions": (CompletionBody, "cmpl-"),
+            "responses": (ResponsesBody, "resp_"),
+            "messages": (MessagesBody, "msg_"),
         }
         self._paths = (*self._bodies, "embeddings", "reward")
         self._embeddings = embeddings
@@ -94,14 +91,8 @@ class HarnessApp:
                 await _while_connected(receive, work)
         except _GoneError:
             return
-        except RequestRefusedError as error:
-            await _answer(send, _error(error.code, str(error)), error.status)
-        except ValidationError as error:
-            await _answer(send, _error("request", first_fault(error, "body")), 400)
-        except EngineError as error:
-            await _answer(send, _error("engine", str(error)), 502)
-        except AfmError as error:
-            await _answer(send, _error("request", str(error)), 400)
+        except Exception as error:  # noqa: BLE001 - the border of a request: its client gets a reason for any failure
+            await _answer(send, *_fault(error))
 
     def forget(self, key: str) -> Session:
         """Remove a session and return it."""
@@ -130,11 +121,12 @@ class HarnessApp:
         if path == "embeddings":
             await self._pass_on(body, send)
             return
-        asked = self._bodies[path].model_validate_json(body)
+        kind, prefix = self._bodies[path]
+        asked = kind.model_validate_json(body)
         if asked.continues is not None:
             asked.after(self._earlier(session, path, asked.continues))
         request = replace(asked.request(), member=member)
-        identity = f"{_IDENTITIES.get(path, '')}{uuid4().hex}"
+        identity = f"{prefix}{uuid4().hex}"
         decode, answers = session.model.decode, list[bytes]()
 
         def write(reply: ModelReply) -> None:
@@ -187,18 +179,13 @@ async def stream_answer(
         await _while_connected(receive, _streamed(session, request, events, send))
     except _GoneError:
         return
-    except RequestRefusedError as error:
-        await _answer(send, _error(error.code, str(error)), error.status)
-    except EngineError as error:
-        await _answer(send, _error("engine", str(error)), 503)
+    except (RequestRefusedError, EngineError) as error:
+        fault, status = _fault(error)
+        await _answer(send, fault, 503 if status == 502 else status)
 
 
 async def _streamed(
-    session: Session,
-    request: ModelRequest,
-    events: AnswerStream,
-    send: Send,
-    on_reply: OnReply | None = None,
+    session: Session, request: ModelRequest, events: AnswerStream, send: Send, on_reply: OnReply | None = None
 ) -> ModelReply | None:
     """Answer with server-sent events. A failure before the first event has its own HTTP status."""
     pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
@@ -219,8 +206,8 @@ async def _streamed(
                 piece = await pieces.get()
         try:
             reply = work.result()
-        except AfmError as error:
-            await _send_piece(send, event(_error("engine", str(error)), "error"), more=False)
+        except Exception as error:  # noqa: BLE001 - the answer has begun, so the stream names the failure
+            await _send_piece(send, event(_fault(error)[0], "error"), more=False)
             return None
         await _send_piece(send, begun + events.end(reply), more=False)
         return reply
@@ -344,6 +331,21 @@ def _models(session: Session) -> dict[str, Any]:
     model = session.model
     row = {"id": model.name, "object": "model", "max_model_len": model.context_tokens}
     return {"object": "list", "data": [row]}
+
+
+def _fault(error: Exception) -> tuple[dict[str, Any], int]:
+    """Return the answer to a request that failed, with its status."""
+    match error:
+        case RequestRefusedError():
+            return _error(error.code, str(error)), error.status
+        case ValidationError():
+            return _error("request", first_fault(error, "body")), 400
+        case EngineError():
+            return _error("engine", str(error)), 502
+        case AfmError():
+            return _error("request", str(error)), 400
+    _LOG.error("a request failed", exc_info=error)
+    return _error("internal", f"the gateway failed: {type(error).__name__}: {error}"), 500
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

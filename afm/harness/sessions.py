@@ -157,6 +157,7 @@ class Session:
     ) -> ModelReply:
         self._check_open()
         self._check_text(request)
+        request.check()
         place = self._history.place(request)
         before = [] if place.parent is None else place.parent.ids()
         prompt = (*before, *place.context)
@@ -195,7 +196,7 @@ class Session:
 
     def _check_text(self, request: ModelRequest) -> None:
         """Refuse token ids outside the vocabulary, and texts that cannot fit, before they are encoded."""
-        codec = self.model.codec
+        codec, characters = self.model.codec, request.characters
         if not isinstance(codec, ChatTokenizer):
             return
         ids = request.prompt if request.prompt is not None and not isinstance(request.prompt, str) else ()
@@ -205,7 +206,7 @@ class Session:
                 f"prompt: token id {ids[unknown]} at index {unknown} is not in the vocabulary; "
                 f"expected 0 to {codec.size - 1}"
             )
-        characters, most = request.characters, self._most_tokens * codec.longest_token
+        most = self._most_tokens * codec.longest_token
         if characters > most:
             message = f"the request has {characters:,} characters; a sequence of {self._most_tokens} tokens has at most {most:,}"
             raise RequestRefusedError(400, "context_length_exceeded", message)

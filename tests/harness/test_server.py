@@ -157,6 +157,19 @@ LOST = {
 }
 
 
+THOUGHT = {"role": "user", "content": [{"type": "thinking", "thinking": "Hm."}]}
+
+
+def said_with(calls: Any) -> dict[str, Any]:
+    """A chat in which the assistant made these calls."""
+    return {"messages": [*USER, {"role": "assistant", "content": None, "tool_calls": calls}]}
+
+
+def called_with(arguments: Any) -> dict[str, Any]:
+    function = {"name": "search", "arguments": arguments}
+    return said_with([{"id": "c1", "type": "function", "function": function}])
+
+
 def events_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 
@@ -388,6 +401,62 @@ async def test_a_call_that_cannot_be_written_as_json_stays_text_and_continues(
         ),
         ("completions", {"prompt": "x" * 7_000_000}, 400, "the request has 7,000,000 characters"),
         ("completions", {"prompt": "x", "stop": [""]}, 400, "stop contains an empty string"),
+        (
+            "chat/completions",
+            {"messages": USER, "tools": [{"type": "function", "function": "x"}]},
+            400,
+            "tools[0]: got",
+        ),
+        ("chat/completions", {"messages": USER, "tools": [{"type": "web_search"}]}, 400, "tools[0]: got"),
+        (
+            "chat/completions",
+            {"messages": USER, "tools": [SEARCH], "tool_choice": {"type": "function", "function": "f"}},
+            400,
+            "tool_choice: got",
+        ),
+        (
+            "chat/completions",
+            {"messages": USER, "response_format": {"type": "json_schema", "json_schema": "x"}},
+            400,
+            "response_format: got 'json_schema'",
+        ),
+        ("chat/completions", said_with(5), 400, "messages[1].tool_calls: got number, expected a list"),
+        ("chat/completions", said_with(True), 400, "messages[1].tool_calls: got boolean, expected a list"),
+        ("chat/completions", said_with([{"function": "f"}]), 400, "messages[1].tool_calls[0]: got"),
+        ("chat/completions", called_with(r'{"a": "\ud800"}'), 400, "expected JSON in UTF-8"),
+        (
+            "chat/completions",
+            called_with("[" * 100_000),
+            400,
+            "expected JSON in UTF-8 with at most 64 levels",
+        ),
+        (
+            "chat/completions",
+            called_with("[" * 3000 + "]" * 3000),
+            400,
+            "expected JSON in UTF-8 with at most 64",
+        ),
+        ("chat/completions", called_with("[" * 65 + "]" * 65), 400, "got more than 64 levels"),
+        ("responses", {"input": []}, 400, "messages: got none with content, expected at least one"),
+        (
+            "responses",
+            {"input": "x", "text": {"format": "x"}},
+            400,
+            "text.format: got 'x' (text), expected an object",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": []}], "max_tokens": 9},
+            400,
+            "messages: got none",
+        ),
+        ("messages", {"messages": [THOUGHT], "max_tokens": 9}, 400, "messages: got none"),
+        (
+            "messages",
+            {"messages": USER, "max_tokens": 9, "thread": {"type": "continue"}},
+            400,
+            "thread: got continue without previous_message_id",
+        ),
         ("images", {}, 404, "expected POST chat/completions"),
         ("embeddings", {"input": "x"}, 404, "this gateway has no server for them"),
         ("reward", {"reward": "much"}, 400, "reward: got 'much' (text), expected a number"),
@@ -405,7 +474,7 @@ async def test_what_cannot_be_answered_is_refused_with_a_reason(
 
 
 async def test_a_request_of_any_length_is_refused_before_it_is_encoded(connect, recording) -> None:
-    """Tools and arguments count as well: all of them are in the prompt."""
+    """Tools, arguments, names and roles count as well: all of them are in the prompt."""
     session, client = connect(recording(), limits=SessionLimits(max_tokens=100))
     long = "x" * 50_000
     tool = {"type": "function", "function": {"name": "search", "description": long}}
@@ -415,12 +484,54 @@ async def test_a_request_of_any_length_is_refused_before_it_is_encoded(connect, 
         {"messages": [{**USER[0], "content": long}]},
         {"messages": USER, "tools": [tool]},
         {"messages": [*USER, said]},
+        {"messages": [*USER, {"role": long, "content": "x"}]},
+        {
+            "messages": [
+                *USER,
+                {**said, "tool_calls": [{**call, "function": {"name": long, "arguments": ""}}]},
+            ]
+        },
     ):
         with pytest.raises(
             openai.BadRequestError, match=r"has 5\d,\d{3} characters; a sequence of 100 tokens has at most"
         ):
             await client.chat.completions.create(model="tiny", **body)
-    assert session.refused == {"context_length_exceeded": 3}
+    assert session.refused == {"context_length_exceeded": 5}
+
+
+@pytest.mark.parametrize("arguments", ["[" * 64 + "]" * 64, "", "[1]", "no JSON", "NaN", {"query": "Ilm"}])
+async def test_calls_of_other_models_may_have_any_arguments_that_can_be_written(
+    server, opened, recording, arguments
+) -> None:
+    url = server.open(opened(recording("One.")))
+    async with httpx.AsyncClient(timeout=None) as client:
+        answer = await client.post(f"{url}/chat/completions", json=called_with(arguments))
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_of_the_gateway_itself_is_json_and_in_the_log(
+    server, opened, recording, monkeypatch, caplog, stream
+) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError("once")
+
+    model = recording("One.", "Two.")
+    session = opened(model)
+    url = server.open(session)
+    async with httpx.AsyncClient(timeout=None) as client:
+        body = {"messages": USER, "stream": stream}
+        with monkeypatch.context() as patch:
+            patch.setattr("afm.harness.chat_api.ChatBody.answer", broken)
+            answer = await client.post(f"{url}/chat/completions", json=body)
+        fault = events_of(answer.text)[-1] if stream else answer.json()
+        assert answer.status_code == (200 if stream else 500)
+        assert fault["error"]["code"] == "internal"
+        assert "ZeroDivisionError: once" in fault["error"]["message"]
+        assert "ZeroDivisionError: once" in caplog.text
+        assert session.trajectories() == []
+        assert (await client.post(f"{url}/chat/completions", json=body)).status_code == 200
+    assert [trajectory.reason for trajectory in session.trajectories()] == [Branch.FIRST]
 
 
 async def test_a_top_p_of_0_takes_the_likeliest_token(connect, recording) -> None:
