@@ -230,9 +230,7 @@ class History:
         A text continues a reply with an end token only if it has that token's text behind the reply.
         """
         if not prompt:
-            raise RequestRefusedError(
-                400, "request", "prompt: got an empty prompt, expected text or token ids"
-            )
+            raise RequestRefusedError(400, "request", "prompt: got an empty one, expected text or token ids")
         own = [turn for turn in self._texts if turn.request.member == member]
         known = [(length, turn) for turn in own if (length := turn.beginning_of(prompt))]
         for length, turn in sorted(known, key=lambda each: -each[0]):

@@ -26,9 +26,7 @@ class Thread(BaseModel):
     @model_validator(mode="after")
     def _named(self) -> Self:
         if self.type == "continue" and self.previous_message_id is None:
-            raise ValueError(
-                "got continue without previous_message_id, expected the id of the thread's last reply"
-            )
+            raise ValueError("got continue without previous_message_id, expected the id of the last reply")
         return self
 
 

@@ -54,7 +54,7 @@ class ChatRenderer:
         Raises:
             DataError: The template rejects these messages.
         """
-        import jinja2
+        from jinja2 import TemplateError
 
         rows = [self._readable(message) for message in messages]
         offered: list[Any] | None = [dict(tool) for tool in tools] or None
@@ -64,14 +64,7 @@ class ChatRenderer:
             text: str = self._tokenizer.backend.apply_chat_template(
                 rows, tools=offered, add_generation_prompt=True, tokenize=False, **self._options
             )
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise DataError(f"messages: the model's chat template rejects them: {error}") from None
         return text
 
