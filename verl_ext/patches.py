@@ -162,8 +162,7 @@ def report_entropy_of_a_token(original: Any) -> Any:
 def spread_padding(original: Any) -> Any:
     """Spread the rows that fill a batch evenly over its mini batches.
 
-    Symptom: the last mini batches of a step had few rows to train on, or none. With ``token-mean``, a single row then had
-    the weight of a mini batch. Without any, the optimizer still made a step, and the loss was NaN.
+    Symptom: the last mini batches of a step had few rows to train on, each with the weight of many, or none and a loss of NaN.
     Cause: verl/trainer/ppo/padding_utils.py:210 appends the rows, and trainer_base.py:1627 keeps their order.
     """
 
