@@ -59,11 +59,11 @@ def figures() -> object:
 # 60 lines for the engine's attention on a CPU, and SVAMP's slips and other things;
 # 50 lines for weights that reach the CPU engine without pickling, and evaluations that differ in stored limits only;
 # 70 lines for memory that training on a CPU keeps, rows grouped by length (also after a resume), and steps without a signal;
-# 200 lines for what three outside readers proved: LoRA over several workers, padding and fillers, adapters with rsLoRA,
+# 250 lines for what three outside readers proved: LoRA over several workers, padding and fillers, adapters with rsLoRA,
 # units and variables of gold answers, and malformed requests, calls and histories in the gateway.
 WALLS = {
     "files": 358,
-    "lines": 89_000,
+    "lines": 89_050,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,
