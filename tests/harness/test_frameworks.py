@@ -162,7 +162,7 @@ async def test_a_framework_gives_one_trajectory_of_what_was_sampled(
     program = program_of(title, variant)
     name = "Calculator" if "Calculator(" in program else "calculator"
     model = acting(f"I add.\n{calls((12, 13), name=name)}", calls((1, 2), (3, 4), name=name))
-    session = opened(model, seed=1)
+    session = opened(model, seed=2)  # whose answer ends by itself: else the openai client raises
     said = await play(program, model, session)
 
     [trajectory] = session.trajectories()
