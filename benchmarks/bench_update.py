@@ -4,8 +4,8 @@
 
 An update is forward and backward of 64 rows of random tokens in micro batches of 8, padded to the longest row of each, and a
 step of AdamW. Every way runs in a process of its own, because glibc reads its settings at the start. The process times one
-update after a warm-up, and the ways take turns. ``base`` is what `afm sft` and `afm rl` do on a CPU with bfloat16
-instructions, each other way changes one thing.
+update after a warm-up, and the ways take turns. ``base`` combines all choices that we found faster on a CPU with bfloat16
+instructions. Each other way changes one of them.
 """
 
 from __future__ import annotations

@@ -236,10 +236,8 @@ class History:
         for length, turn in sorted(known, key=lambda each: -each[0]):
             if not isinstance(prompt, str):
                 return Place(turn, tuple(prompt[length:]))
-            ended, last = (
-                turn.generation.finish is FinishReason.END_OF_TEXT,
-                [*turn.generation.token_ids[-1:]],
-            )
+            last = [*turn.generation.token_ids[-1:]]
+            ended = turn.generation.finish is FinishReason.END_OF_TEXT
             over = ended and not self._decode(last)  # some servers report no end token
             if not over or self._encode(prompt[length : length + _LONGEST_END])[:1] == last:
                 return Place(turn, tuple(self._encode(prompt[length:])[over:]))

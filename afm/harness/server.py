@@ -345,7 +345,8 @@ def _fault(error: Exception) -> tuple[dict[str, Any], int]:
         case AfmError():
             return _error("request", str(error)), 400
     _LOG.error("a request failed", exc_info=error)
-    return _error("internal", f"the gateway failed: {type(error).__name__}: {error}"), 500
+    # The program may be hostile, so it gets no text of ours.
+    return _error("internal", f"the gateway failed ({type(error).__name__}); its log has the reason"), 500
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

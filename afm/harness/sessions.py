@@ -53,6 +53,7 @@ class SessionLimits:
 OnText = Callable[[int, str], None]
 """Receives the number of a choice and the next piece of its text."""
 OnReply = Callable[[ModelReply], None]
+"""Receives a reply before it is stored."""
 
 
 class Session:
