@@ -334,7 +334,7 @@ def _models(session: Session) -> dict[str, Any]:
 
 
 def _fault(error: Exception) -> tuple[dict[str, Any], int]:
-    """Return the answer to a request that failed, with its status."""
+    """Return the answer to a request that failed, and its status. What an unexpected error says goes only to the log."""
     match error:
         case RequestRefusedError():
             return _error(error.code, str(error)), error.status
@@ -345,7 +345,6 @@ def _fault(error: Exception) -> tuple[dict[str, Any], int]:
         case AfmError():
             return _error("request", str(error)), 400
     _LOG.error("a request failed", exc_info=error)
-    # The program may be hostile, so it gets no text of ours.
     return _error("internal", f"the gateway failed ({type(error).__name__}); its log has the reason"), 500
 
 
