@@ -125,8 +125,10 @@ VARIANTS = {
     "model stream": (('os.environ["AFM_MODEL"])', 'os.environ["AFM_MODEL"], streaming=True)'),),
     "runner stream": (
         ('"tools": [calculator]}', '"tools": [calculator], "stream": True}'),
-        ("print(Anthropic()", "for stream in Anthropic()"),
-        (".until_done().content[-1].text)", ":\n    shown = ''.join(stream.text_stream)\nprint(shown)"),
+        (
+            "print(runner.until_done().content[-1].text)",
+            "for stream in runner:\n    said = ''.join(stream.text_stream)\nprint(said)",
+        ),
     ),
 }
 PROGRAMS = [
