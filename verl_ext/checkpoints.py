@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 from afm.runs.atomic import replace_text
 
@@ -24,6 +27,8 @@ QUEUE_DIR = "transfer_queue"
 """Folder in a checkpoint of an asynchronous trainer that holds samples rolled out ahead and unfinished questions."""
 _ASYNCHRONOUS = "asynchronous"
 """File that marks a checkpoint of an asynchronous trainer, which is complete only with its queue."""
+_METRICS = "step_metrics.json"
+"""File in a checkpoint with the metrics of its step, for a run that is killed before the trainer logs them."""
 _KINDS = ("model", "optim", "extra_state")
 TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Data types of weights: names in safetensors to names in torch."""
@@ -56,18 +61,32 @@ def incomplete_after(folder: Path, step: int) -> dict[int, str]:
     return {later: lack for later, lack in lacks.items() if lack is not None}
 
 
-def begin_checkpoint(checkpoint: Path, *, asynchronous: bool) -> None:
+def begin_checkpoint(checkpoint: Path, metrics: Mapping[str, Any], *, asynchronous: bool) -> None:
     """Prepare the folder of a checkpoint, so that it counts as complete only once all of it is written.
 
     Removes the files that are written last, which an earlier save of the same step may have left.
+
+    Args:
+        metrics: The trainer's metrics of the step so far. Values that are no numbers are left out.
     """
     checkpoint.mkdir(parents=True, exist_ok=True)
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+    replace_text(checkpoint / _METRICS, json.dumps(numbers))
     (checkpoint / "data.pt").unlink(missing_ok=True)
     shutil.rmtree(checkpoint / QUEUE_DIR, ignore_errors=True)
     if asynchronous:
         (checkpoint / _ASYNCHRONOUS).touch()
     else:
         (checkpoint / _ASYNCHRONOUS).unlink(missing_ok=True)
+
+
+def stored_metrics(checkpoint: Path) -> dict[str, float]:
+    """Return the trainer's metrics of a checkpoint's step, as far as they were known when it was saved."""
+    try:
+        metrics: dict[str, float] = json.loads((checkpoint / _METRICS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return metrics
 
 
 def exportable_steps(folder: Path) -> list[int]:

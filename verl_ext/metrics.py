@@ -14,6 +14,7 @@ from typing import Any
 
 from afm.errors import DataError
 from afm.runs.atomic import replace_text
+from verl_ext.checkpoints import CHECKPOINT_DIR, stored_metrics
 from verl_ext.group_guard import AGENT, AGENT_PARTS, PARTS
 
 METRICS_FILE = "metrics.jsonl"
@@ -155,6 +156,10 @@ class MetricsLog:
         # Steps that the trainer logged after the launcher had ended.
         seen = {row["step"] for row in kept}
         kept += [row for row in self._new_rows() if row["step"] <= resume_step and row["step"] not in seen]
+        if resume_step not in {row["step"] for row in kept}:
+            # The trainer was killed after it saved the step and before it logged it, for example in a validation.
+            values = stored_metrics(output_dir / CHECKPOINT_DIR / f"global_step_{resume_step}")
+            kept += [documented(resume_step, values)] if values else []
         replace_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self._source.unlink(missing_ok=True)
         self._offset = 0

@@ -1,7 +1,7 @@
 """Our changes to verl 0.9.1, one function per patch, and the registration of our parts.
 
 A patch is the last resort, after subclasses and registries. Its docstring names the symptom, the cause and the line in
-verl that makes it necessary. Line numbers refer to the release in :data:`verl_ext.patching.VERL_VERSION`.
+verl that makes it necessary, of the release in :data:`verl_ext.patching.VERL_VERSION`.
 """
 
 from __future__ import annotations
@@ -104,40 +104,40 @@ def load_value_head_with_sdpa(original: Any) -> Any:
     return load_valuehead_model
 
 
-@patch(_TRAINER, "PPOTrainer._stop_profiling")
+@patch(_TRAINER, "PPOTrainer.step")
 def save_when_asked(original: Any) -> Any:
     """Let the user or an alarm request a checkpoint between those that ``trainer.save_freq`` plans.
 
     Symptom: an alarm that stops a run would lose all steps since the last planned checkpoint.
-    Cause: verl/trainer/ppo/v1/trainer_base.py:481 decides by the step's number only. The patch saves where profiling ends,
-    right before that line, because ``on_step_end`` runs after the rollout engine has taken its memory back.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:481 decides by the step's number only. The patch saves before that line,
+    because ``on_step_end`` runs after the rollout engine has taken its memory back.
     """
 
-    def _stop_profiling(self: Any) -> None:
-        original(self)
+    def step(self: Any, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        batch = original(self, metrics, timing_raw)
+        self.afm_metrics = metrics | {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
         request = Path(self.config.trainer.default_local_dir).parent / CHECKPOINT_REQUEST
-        if not request.exists():
-            return
-        every = self.config.trainer.save_freq
-        if every <= 0 or self.global_steps % every:
-            self._save_checkpoint()
-        request.unlink(missing_ok=True)
+        if request.exists():
+            if (every := self.config.trainer.save_freq) <= 0 or self.global_steps % every:
+                self._save_checkpoint()
+            request.unlink(missing_ok=True)
+        return batch
 
-    return _stop_profiling
+    return step
 
 
 @patch(_TRAINER, "PPOTrainer._save_checkpoint")
 def tell_whole_checkpoints(original: Any) -> Any:
-    """Let a checkpoint of an asynchronous trainer count as complete only with its queue of samples.
+    """Let a checkpoint show whether it is complete, and hold the metrics of its step.
 
-    Symptom: a run that was killed during a save resumed without the unfinished questions.
-    Cause: verl/trainer/ppo/v1/trainer_base.py:1005 saves the queue last, no file in the folder shows that a queue belongs
-    there, and line 904 silently loads a checkpoint without it.
+    Symptom: a run resumed without its unfinished questions after a kill in a save, and without a step's metrics after it.
+    Cause: verl/trainer/ppo/v1/trainer_base.py:1005 saves an asynchronous trainer's queue last, no file in the folder shows
+    that a queue belongs there, and line 904 silently loads a checkpoint without it. Line 514 logs a step last.
     """
 
     def _save_checkpoint(self: Any) -> None:
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        begin_checkpoint(folder, asynchronous=self.trainer_mode != "sync")
+        begin_checkpoint(folder, self.afm_metrics, asynchronous=self.trainer_mode != "sync")
         original(self)
 
     return _save_checkpoint

@@ -56,7 +56,7 @@ def test_a_wrong_tracker_is_repaired(tmp_path: Path, tracker: str | None) -> Non
 
 def asynchronous(folder: Path, step: int, *, queue: str) -> Path:
     """Save as verl's asynchronous trainers do: the queue last, renamed from ``queue.tmp`` when it is complete."""
-    begin_checkpoint(folder / f"global_step_{step}", asynchronous=True)
+    begin_checkpoint(folder / f"global_step_{step}", {}, asynchronous=True)
     place = checkpoint(folder, step).parent
     (place / queue).mkdir()
     (place / queue / "metadata.json").write_text("{}")
@@ -76,7 +76,7 @@ def test_a_checkpoint_of_an_asynchronous_trainer_is_whole_with_its_queue_only(tm
 
 
 def test_checkpoints_of_a_synchronous_trainer_have_no_queue_whoever_goes_on_from_them(tmp_path: Path) -> None:
-    begin_checkpoint(tmp_path / "global_step_4", asynchronous=False)
+    begin_checkpoint(tmp_path / "global_step_4", {}, asynchronous=False)
     checkpoint(tmp_path, 4)
     asynchronous(tmp_path, 6, queue="transfer_queue.tmp")
     assert resumable_step(tmp_path) == 4
@@ -84,10 +84,10 @@ def test_checkpoints_of_a_synchronous_trainer_have_no_queue_whoever_goes_on_from
 
 def test_a_save_of_a_step_that_is_done_again_is_not_whole_by_what_the_first_one_left(tmp_path: Path) -> None:
     newest = asynchronous(tmp_path, 6, queue="transfer_queue")
-    begin_checkpoint(newest, asynchronous=True)
+    begin_checkpoint(newest, {}, asynchronous=True)
     assert resumable_step(tmp_path) == 0
     assert not (newest / "transfer_queue").exists()
-    begin_checkpoint(newest, asynchronous=False)
+    begin_checkpoint(newest, {}, asynchronous=False)
     store_data(newest)
     assert resumable_step(tmp_path) == 6
 

@@ -3,9 +3,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from afm.errors import DataError
+from verl_ext.checkpoints import begin_checkpoint
 from verl_ext.metrics import (
     ENGINE_LOG,
     METRICS_FILE,
@@ -103,6 +105,19 @@ def test_steps_logged_while_the_launcher_was_gone_are_found(tmp_path: Path) -> N
     MetricsLog(tmp_path, resume_step=1)
     assert [row["step"] for row in read_metrics(tmp_path / METRICS_FILE)] == [1]
     assert not (tmp_path / ENGINE_LOG).exists()
+
+
+def test_a_step_that_was_saved_and_never_logged_has_the_line_of_its_checkpoint(
+    log: Any, tmp_path: Path
+) -> None:
+    log(0, {1: 0.1})
+    begin_checkpoint(
+        tmp_path / "checkpoints/global_step_2", {"rollout/score": np.float32(0.25)}, asynchronous=False
+    )
+    log(2, {3: 0.3})
+    assert rewards(tmp_path) == [0.1, 0.25, 0.3]
+    log(2, {})
+    assert rewards(tmp_path) == [0.1, 0.25]
 
 
 def test_a_foreign_line_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from extras import needs
 from afm.errors import EngineError
 from verl_ext import patches, patching, sync_patches
 from verl_ext.algorithms import CHOICES
-from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step
+from verl_ext.checkpoints import CHECKPOINT_REQUEST, saved_step, stored_metrics
 from verl_ext.metrics import aggregation_of
 from verl_ext.patching import PATCHES, Patch, after_import
 
@@ -71,18 +71,19 @@ def test_a_checkpoint_that_is_asked_for_is_saved_once(tmp_path: Path, every: int
         config = SimpleNamespace(trainer=keys)
         global_steps = 4
 
-        def _stop_profiling(self) -> None: ...
+        def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> str:
+            return "batch"
 
         def _save_checkpoint(self) -> None:
             steps.append(self.global_steps)
 
     steps: list[int] = []
     apply_to_trainer(patches.save_when_asked, Trainer)
-    Trainer()._stop_profiling()
+    assert Trainer().step({}, {}) == "batch"
     assert steps == []
     (tmp_path / CHECKPOINT_REQUEST).touch()
-    Trainer()._stop_profiling()
-    Trainer()._stop_profiling()
+    Trainer().step({}, {})
+    Trainer().step({}, {})
     assert steps == saved
 
 
@@ -129,8 +130,11 @@ def test_a_save_that_ends_before_the_queue_is_whole_for_a_synchronous_trainer_on
     from omegaconf import OmegaConf
 
     class Trainer:
-        config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
+        config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), "save_freq": 2}})
         trainer_mode = mode
+
+        def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
+            metrics["rollout/score"] = self.global_steps / 8
 
         def _save_checkpoint(self) -> None:
             folder = tmp_path / f"global_step_{self.global_steps}"
@@ -142,11 +146,15 @@ def test_a_save_that_ends_before_the_queue_is_whole_for_a_synchronous_trainer_on
                 (folder / "transfer_queue").mkdir()
                 (folder / "transfer_queue" / "metadata.json").touch()
 
+    apply_to_trainer(patches.save_when_asked, Trainer)
     apply_to_trainer(patches.tell_whole_checkpoints, Trainer)
     trainer: Any = Trainer()
     for trainer.global_steps in (2, 4):
+        trainer.step({"no number": "x"}, {"gen": 1.5})
         trainer._save_checkpoint()
     assert saved_step(tmp_path) == expected
+    metrics = {"rollout/score": 0.5, "timing_s/gen": 1.5}
+    assert stored_metrics(tmp_path / "global_step_4") == metrics
 
 
 @pytest.mark.parametrize("mode", CHOICES["actor_rollout_ref.actor.loss_agg_mode"])
