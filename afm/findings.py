@@ -221,7 +221,11 @@ def try_imports(modules: Sequence[str]) -> Imports:
 
     If the process dies, each module is imported in its own process, so that only the faulty ones have an error.
     """
-    errors = {name: "is not installed" for name in modules if not _installed(name)}
+    errors = {
+        name: "is not installed"
+        for name in modules
+        if importlib.util.find_spec(name.partition(".")[0]) is None
+    }
     present = [name for name in modules if name not in errors]
     if not present:
         return Imports(errors)
@@ -343,10 +347,6 @@ def _flash_attention(imports: Imports, env: Mapping[str, str]) -> Iterator[Findi
         yield Finding(Level.WARNING, "log-probs", text)
     else:
         yield Finding(Level.OK, "log-probs", "with flash-attn's cross entropy")
-
-
-def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _output(*command: str) -> str:

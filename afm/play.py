@@ -234,7 +234,9 @@ class Referee:
         )
         with judge_meter() as spent:
             try:
-                verdict: Verdict = await self._retrying(retry_if_result(_abstains))(self.reward.score, sample)
+                verdict: Verdict = await self._retrying(retry_if_result(lambda verdict: verdict.abstained))(
+                    self.reward.score, sample
+                )
             except RetryError as last:
                 verdict = last.last_attempt.result()
         return verdict.model_copy(update={"judge_tokens": spent.tokens}) if spent.tokens else verdict
@@ -283,10 +285,6 @@ def _may_pass(error: BaseException) -> bool:
     """Return whether a retry may succeed. It cannot if the budget is spent or a team cannot read the task."""
     lasting = (BudgetSpentError, SandboxUnavailableError, RefusedError)
     return isinstance(error, EngineError | ToolsDownError) and not isinstance(error, lasting)
-
-
-def _abstains(verdict: Verdict) -> bool:
-    return verdict.abstained
 
 
 JobT = TypeVar("JobT")

@@ -186,7 +186,9 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
             text = f"got {value!r}, but the other settings determine it ({fixed[fixed_keys[name]]!r})"
             raise ConfigError(f"verl.{name}: {text}; {instead}")
         result[by_key.get(name) or as_verl_takes(key)] = value
-    if result.get("actor_rollout_ref.actor.strategy") != "fsdp2" and not _saved_by_user(settings):
+    if result.get("actor_rollout_ref.actor.strategy") != "fsdp2" and all(
+        key != _SAVED for key, _ in flatten(settings.verl)
+    ):
         # Only the shards of FSDP2 can be merged afterwards.
         result[_SAVED] = [*result[_SAVED], "hf_model"]
     if result.get(ENGINE) == "sglang":
@@ -199,10 +201,6 @@ def overrides_of(settings: RlSettings, ray: Flat | None = None) -> Flat:
             str(Path(__file__).with_name("cpu_router.yaml")),
         )
     return result | fixed
-
-
-def _saved_by_user(settings: RlSettings) -> bool:
-    return any(key == _SAVED for key, _ in flatten(settings.verl))
 
 
 def _several_processes(overrides: Flat) -> bool:

@@ -22,7 +22,7 @@ import typer
 
 from afm.cli.options import TrustOption, file_argument, overrides_argument
 from afm.errors import AfmError, ConfigError, DataError, MissingExtraError, UsageError
-from afm.memory_arithmetic import GIB, ModelShape, described, free_bytes, model_shape, multiplies_bfloat16
+from afm.memory_arithmetic import GIB, described, free_bytes, model_shape, multiplies_bfloat16
 from afm.processes import tied_environment
 from afm.terminal import afm_command
 
@@ -338,7 +338,8 @@ def forecast(sft: Training, rl: Training, episodes: int) -> str:
             f"{folder}: the run needs {described(need, '')}, and this process {own / GIB:.1f} GiB, "
             f"{free / GIB:.1f} GiB are free; choose a smaller --base, or end other programs"
         )
-    return f"{_size(shape)}, about {seconds / 60:.0f} minutes and {total / GIB:.0f} GiB in {_number_format()}"
+    size = f"{shape.parameters / 1e6:,.0f} M parameters"
+    return f"{size}, about {seconds / 60:.0f} minutes and {total / GIB:.0f} GiB in {_number_format()}"
 
 
 def matrix_speed() -> float:
@@ -354,10 +355,6 @@ def matrix_speed() -> float:
         left @ right
         count += 1
     return 2 * 1024 * 576 * 1536 * count / passed
-
-
-def _size(shape: ModelShape) -> str:
-    return f"{shape.parameters / 1e6:,.0f} M parameters"
 
 
 def _number_format() -> str:

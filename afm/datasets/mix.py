@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -117,14 +118,10 @@ def _streams(
     """Return the rows of each part, to be read in this order."""
     streams = {}
     for part, (step, source) in parts.items():
-        show = None if on_row is None else _named(on_row, part)
+        show = None if on_row is None else partial(on_row, part)
         made = read_wanted(step, list(source.files), bad, counts[part], label=part, on_row=show)
         streams[part] = unique.of(part, source.counted(made, counts[part]), counts[part])
     return streams
-
-
-def _named(on_row: OnNamedRow, part: str) -> Callable[[int], None]:
-    return lambda rows: on_row(part, rows)
 
 
 class _Unique:

@@ -247,7 +247,10 @@ def groups(
     seen: set[tuple[str, ...]] = set()
     while True:
         for _ in range(_MAX_MISSES):
-            group = _chain(rng, passages, titles, size) if titles else _side_by_side(rng, passages, size)
+            if titles:
+                group = _chain(rng, passages, titles, size)
+            else:
+                group = tuple(rng.sample(passages, size)) if len(passages) >= size else ()
             key = tuple(passage.id for passage in group)
             if len(group) == size and key not in seen:
                 seen.add(key)
@@ -270,12 +273,6 @@ def _chain(
             break
         chain.append(rng.choice(free))
     return tuple(chain)
-
-
-def _side_by_side(
-    rng: random.Random, passages: Sequence[SourcePassage], size: int
-) -> tuple[SourcePassage, ...]:
-    return tuple(rng.sample(passages, size)) if len(passages) >= size else ()
 
 
 def _mentioned(text: str, titles: Mapping[str, SourcePassage]) -> list[str]:

@@ -163,7 +163,7 @@ class EpisodeRun:
             stop=self._stops,
             seed=None if self._seed is None else generation_seed(self._seed, self._generations),
         )
-        prompt = self._reading()
+        prompt = [*self._prompt, *self._transcript.ids]
         begun = time.perf_counter()
         try:
             async with asyncio.timeout(self._clock.left if self._model.cancellable else None) as timer:
@@ -181,10 +181,6 @@ class EpisodeRun:
                 f"the model returned {len(generation.token_ids)} tokens, asked for at most {max_new_tokens}"
             )
         return generation
-
-    def _reading(self) -> list[int]:
-        """Return the token ids that the next generation continues."""
-        return [*self._prompt, *self._transcript.ids]
 
     async def _ask(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         if self._live is not None and isinstance(self._model, StreamingModel):
@@ -215,8 +211,9 @@ class EpisodeRun:
                     self._thought = event.step.content
                 continue
             if index + 1 < len(events):
+                name = f"<{event.role}>" if isinstance(event, StepOpened) else f"</{event.step.role}>"
                 raise EngineError(
-                    f"the model continued after {self._name(event)} instead of stopping there; "
+                    f"the model continued after {name} instead of stopping there; "
                     "use an engine that obeys stop strings"
                 )
             return event
@@ -226,9 +223,6 @@ class EpisodeRun:
         if isinstance(event, StepOpened):
             return event.role == self._spec.observation_role
         return event.step.role == self._spec.answer_role or event.step.role in self._spec.tool_roles
-
-    def _name(self, event: StreamEvent) -> str:
-        return f"<{event.role}>" if isinstance(event, StepOpened) else f"</{event.step.role}>"
 
     async def _call(self, step: Step) -> StopReason | None:
         """Run a tool and append its answer. Return the reason if this ends the episode."""

@@ -73,7 +73,8 @@ def load_tools(source: str | Path | Mapping[str, Any]) -> dict[str, Tool]:
         name = entry.tool_schema.function.name
         if name in tools:
             raise ConfigError(f"{label}: {at}.tool_schema.function.name: {name!r} is used twice")
-        kind = _tool_class(entry.class_name, f"{label}: {at}.class_name", _folder_of(source))
+        folder = None if isinstance(source, Mapping) else Path(source).parent
+        kind = _tool_class(entry.class_name, f"{label}: {at}.class_name", folder)
         context = ToolContext(label, f"{at}.config", entry.tool_schema, opened)
         try:
             tools[name] = kind.from_config(entry.config, context)
@@ -203,10 +204,6 @@ def _ours_for(module: str) -> str:
     if known is None:
         return "which our loops cannot call; docs/tools.md shows how to write a tool"
     return f"here it is afm.tools.{known[0]}, with its settings in configs/tools/{known[1]}.yaml (docs/from_afm.md)"
-
-
-def _folder_of(source: str | Path | Mapping[str, Any]) -> Path | None:
-    return None if isinstance(source, Mapping) else Path(source).parent
 
 
 def _tool_class(name: str, where: str, folder: Path | None) -> type[ConfiguredTool]:

@@ -63,7 +63,11 @@ class Shutdown:
         kinds = {id(kind): kind for kind in map(type, things)}  # by id: a type may refuse to be compared
         writing = {number for number, kind in kinds.items() if issubclass(kind, _WRITERS)}
         made = [thing for thing in things if id(type(thing)) in writing] if writing else []
-        return [thing for thing in made if not _is_in(thing, self._streams) and self._leads_out(thing)]
+        return [
+            thing
+            for thing in made
+            if all(thing is not stream for stream in self._streams) and self._leads_out(thing)
+        ]
 
     def _leads_out(self, writer: Any) -> bool:
         # Other writers do not matter after the end, and flushing one may block.
@@ -71,10 +75,6 @@ class Shutdown:
             return _identity(writer.fileno()) in self._outputs
         except BaseException:  # noqa: BLE001 - it is closed, or the program replaced the method
             return False
-
-
-def _is_in(thing: Any, others: tuple[Any, ...]) -> bool:
-    return any(thing is other for other in others)
 
 
 def _identity(fd: int) -> tuple[int, int]:
