@@ -10,7 +10,9 @@ checked. The target is a step at most 3 percent longer. ``--poll`` is the interv
 rollouts. Ours is 0.1 s, which is also the default here for the rival; unpatched verl has 2 s.
 
 ``--rival vllm`` compares rollout engines instead: our training with our own engine and with vLLM on the CPU
-(requirements/install-vllm-cpu.sh). ``--model`` replaces the random model of 0.7 M parameters.
+(requirements/install-vllm-cpu.sh). ``--rival program`` compares our own loop with a program that asks through the gateway
+(``harness``), once per episode. With ``--preload`` it is forked from a process that has imported its client. ``--model``
+replaces the random model of 0.7 M parameters.
 """
 
 from __future__ import annotations
@@ -50,6 +52,16 @@ AGENT = {
     "prompt": "",
     "question_format": "{question}",
 }
+
+
+PROGRAM = """
+import json, os, sys
+from openai import OpenAI
+
+prompt = f"<|im_start|>user\\n{json.load(sys.stdin)['question']}<|im_end|>\\n<|im_start|>assistant\\n"
+model, tokens = os.environ["AFM_MODEL"], int(sys.argv[1])
+print(OpenAI().completions.create(model=model, prompt=prompt, max_tokens=tokens).choices[0].text)
+"""
 
 
 def write_rows(path: Path) -> None:
@@ -112,6 +124,14 @@ def settings(
     }
 
 
+def program_of(folder: Path, tokens: int, preload: bool) -> dict[str, Any]:
+    """Return the section ``harness`` of a program that asks once."""
+    script = folder / "asks_once.py"
+    script.write_text(PROGRAM)
+    command = ["python", str(script), str(tokens)]
+    return {"command": command, "preload": preload, "concurrency": 8}
+
+
 def rival_overrides(given: RlSettings, poll_s: float) -> Flat:
     """Return overrides for verl's own agent loop, replay buffer and reward workers."""
     ours = ("agent_loop_config_path", "custom_sampler", "sampler_kwargs")
@@ -138,7 +158,7 @@ def variables(base: Mapping[str, str], folder: Path, name: str, other: str) -> d
 
 
 def race(
-    folder: Path, steps: int, tokens: int, model: Path, rival: str, poll_s: float
+    folder: Path, steps: int, tokens: int, model: Path, rival: str, poll_s: float, preload: bool
 ) -> dict[str, list[dict[str, float]]]:
     """Return the metrics of every step of both runs."""
     (folder / "turn").write_text(rival)
@@ -148,6 +168,10 @@ def race(
             running.append(launched(folder, "ours", rival, settings(folder, "ours", steps, tokens, model)))
             if rival == "vllm":
                 theirs = settings(folder, rival, steps, tokens, model, engine="vllm")
+                running.append(launched(folder, rival, "ours", theirs))
+            elif rival == "program":
+                theirs = settings(folder, rival, steps, tokens, model)
+                theirs["harness"] = program_of(folder, tokens, preload)
                 running.append(launched(folder, rival, "ours", theirs))
             else:
                 theirs = settings(folder, rival, steps, tokens, model)
@@ -264,7 +288,8 @@ def main() -> None:
     parser.add_argument(
         "--poll", type=float, default=OURS_POLL_S, help="seconds between two polls of stock verl"
     )
-    parser.add_argument("--rival", choices=("stock", "vllm"), default="stock")
+    parser.add_argument("--rival", choices=("stock", "vllm", "program"), default="stock")
+    parser.add_argument("--preload", action="store_true", help="fork the program (rival program)")
     parser.add_argument("--model", type=Path, help="folder of a model (default: a tiny random one)")
     parser.add_argument("--smoke", action="store_true", help="few steps, only to see that it works")
     parser.add_argument("--out", type=Path)
@@ -283,7 +308,7 @@ def main() -> None:
             train_tokenizer(texts, model, vocab_size=400)
             create_tiny_model(model, model, seed=0)
         write_rows(folder / "rows.parquet")
-        rows = race(folder, steps, tokens, model.absolute(), given.rival, given.poll)
+        rows = race(folder, steps, tokens, model.absolute(), given.rival, given.poll, given.preload)
     result = {
         "benchmark": "step",
         "steps": steps,

@@ -9,8 +9,8 @@ Each run has the quickstart's stages. The questions are the same for all harness
 answers through the gateway, so the tiny model learns the chats that the harness itself sends: two episodes give the
 pattern of a direct answer and of a calculated one, and six other episodes must be equal to the pattern with their own
 question, expression and answer in it. The teacher skips the calculator as often as the quickstart's team. `own` is the
-quickstart itself. Reinforcement has the same number of steps and episodes for all. Group filtering is off, because each
-episode of a framework starts a process of 1 to 2 CPU seconds.
+quickstart itself. Reinforcement has the same number of steps and episodes for all, without group filtering.
+Programs are forked from a process that has imported their packages (`harness.preload`).
 
 Finished stages are not run again.
 """
@@ -92,7 +92,7 @@ class Harness:
         """The section ``harness`` of evaluation and training."""
         script, *rest = self.words
         command = ("python", str(REPO / "examples/harness" / script), *rest)
-        return HarnessSettings(command=command, concurrency=8, timeout_s=120, retries=1)
+        return HarnessSettings(command=command, preload=True, concurrency=8, timeout_s=120, retries=1)
 
 
 OWN = "own"
@@ -195,7 +195,11 @@ class HarnessQuickstart(Quickstart):
             chats = ["agent=null", "ignore_observation=false", "match_chat_template=true", "dataset=chats"]
             return config, [*SFT_STEPS, *overrides, *chats]
         command = json.dumps(list(self.harness.settings.command))
-        program = [f"harness.command={command}", f"verl.data.max_prompt_length={MAX_PROMPT_TOKENS}"]
+        program = [
+            f"harness.command={command}",
+            "harness.preload=true",
+            f"verl.data.max_prompt_length={MAX_PROMPT_TOKENS}",
+        ]
         return config.with_name("math_harness.yaml"), [*overrides, *program]
 
     def evaluate(self, model: str, data: Path, name: str) -> str:

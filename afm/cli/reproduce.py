@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -139,10 +141,8 @@ def _reproduction(
     if tiny and agent in WORD_PROBLEMS:
         raise UsageError(f"--tiny (TINY) is not for {agent}; --size {chosen.usual_size} runs on a CPU")
     if tiny:
-        from afm.cli.reproduce_fixtures import make_repositories
-
         place = (root or Path("runs/reproduce") / agent).resolve()
-        sets = make_repositories(chosen.short, place / "hub", configs)
+        sets = _rehearsal().make_repositories(chosen.short, place / "hub", configs)
         size = "tiny"
     else:
         place, sets = (root or Path.cwd()).resolve(), configs / f"data/{agent}.yaml"
@@ -221,16 +221,20 @@ def _command_line(command: StageCommand) -> str:
     return " ".join([*variables, shlex.join(command.words)])
 
 
-def _run_stage(run: Reproduction, stage: ChainStage, title: str) -> None:
-    from afm.cli.reproduce_fixtures import make_start_model, serving
+def _rehearsal() -> ModuleType:
+    """Return the module with the repositories, servers and model of ``TINY=1``."""
+    sys.path.append(str(configs_folder().parent / "examples/rehearsal"))
+    return importlib.import_module("rehearsal")
 
+
+def _run_stage(run: Reproduction, stage: ChainStage, title: str) -> None:
     print(title, flush=True)
     began = time.monotonic()
     if run.tiny and stage.name == "sft":
-        make_start_model(run)
+        _rehearsal().make_start_model(run)
     if stage.name == "report":
         _link_runs(run)
-    around = serving(run, stage.name, run.root / "hub") if run.tiny else nullcontext()
+    around = _rehearsal().serving(run, stage.name, run.root / "hub") if run.tiny else nullcontext()
     with around, _served_model(run, stage) as commands:
         for command in commands:
             print(f"  {_command_line(command)}", flush=True)

@@ -41,7 +41,7 @@ from afm.errors import first_fault
 from afm.harness.credit import MemberCredit
 from afm.harness.history import Sampled
 from afm.harness.jail import ORIGIN, HarnessJail
-from afm.harness.program import ProgramEnd, ProgramRun, run_program
+from afm.harness.program import ProgramEnd, ProgramRun, ProgramStarter
 from afm.harness.server import HarnessServer
 from afm.harness.sessions import Session
 from afm.harness.settings import HarnessSettings, Judge
@@ -178,6 +178,7 @@ class HarnessRunner:
         self._gate = asyncio.Semaphore(settings.concurrency)
         self._server: HarnessServer | None = None
         self._jail: HarnessJail | None = None
+        self._starter: ProgramStarter | None = None
         self._place: TemporaryDirectory[str] | None = None
         self._starting = asyncio.Lock()
 
@@ -230,8 +231,11 @@ class HarnessRunner:
         """Stop the gateway and the programs in the jail."""
         server, self._server = self._server, None
         jail, self._jail = self._jail, None
+        starter, self._starter = self._starter, None
         if jail is not None:
             await jail.close()
+        if starter is not None:
+            await starter.close()
         if server is not None:
             await server.close()
         if self._place is not None:
@@ -253,12 +257,14 @@ class HarnessRunner:
                 work, verdict, file = folder / "work", folder / "verdict.json", folder / "task.json"
                 work.mkdir()
                 file.write_bytes(given)
-                env = program_environment(self.settings.environment, "harness") | environment(session, url)
-                return await run_program(
-                    self.settings.words,
+                usual = program_environment(self.settings.environment, "harness")
+                own = {"AFM_TASK": str(file), "AFM_VERDICT": str(verdict)}
+                if self._starter is None:
+                    self._starter = ProgramStarter(self.settings.words, usual, self.settings.preload)
+                return await self._starter.run(
                     episode=session.key,
                     folder=work,
-                    env=env | {"AFM_TASK": str(file), "AFM_VERDICT": str(verdict)},
+                    env=usual | environment(session, url) | own,
                     stdin=given,
                     timeout_s=self.settings.timeout_s,
                     max_output_bytes=self.settings.max_output_bytes,

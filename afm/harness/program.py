@@ -1,35 +1,33 @@
-"""Run a harness's program once, with limits, and kill every process that it started.
-
-Processes that left the program's session are found by a variable in their environment, which children inherit, or by
-their working folder. Processes that outlive the program are counted in the same way.
-"""
+"""Run the programs of a harness with limits. No process of a program outlives its run."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import select
-import shutil
-import signal
+import socket
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 from afm.errors import ConfigError
+from afm.harness import keeper
 from afm.sandbox.run import Capture, memory_file, open_pipe
 
 MARK = "AFM_EPISODE"
-"""Environment variable that holds the episode. Every process of a program inherits it."""
+"""Environment variable of a program that holds the episode."""
 TAIL_CHARACTERS = 4096
 NO_VERDICT = "the verdict file (AFM_VERDICT) is not a regular file that can be read; write JSON into it"
-_KILL_S = 10.0
-"""Most seconds to wait for killed processes."""
+_REPORT_S = 15.0
+"""Most seconds to wait until a keeper has killed its processes."""
 
 
 class ProgramEnd(StrEnum):
@@ -79,82 +77,155 @@ class ProgramRun:
         return f"the program ended with status {self.status}" + (f": {last}" if last else "")
 
 
-async def run_program(
-    words: Sequence[str],
-    *,
-    episode: str,
-    folder: Path,
-    env: Mapping[str, str],
-    stdin: bytes,
-    timeout_s: float,
-    max_output_bytes: int,
-    verdict_file: Path,
-) -> ProgramRun:
-    """Run a command to its end. No process that it started outlives this call, even if the call is cancelled.
+class ProgramStarter:
+    """A process that starts the programs of one harness (:mod:`afm.harness.keeper`), for a single event loop.
 
     Args:
-        words: Program and arguments.
-        episode: Unique name that marks the processes.
-        folder: Working folder.
-        env: Complete environment. Only the mark is added.
-        stdin: Standard input.
-        timeout_s: Seconds after which the program is killed.
-        max_output_bytes: Most bytes of standard output, and of standard error.
-        verdict_file: File that is read when the program has ended.
-
-    Raises:
-        ConfigError: The program cannot be started.
+        words: The program and its arguments.
+        env: The process's environment.
+        preload: Whether each program is a fork of the process, which imports the packages that the first ones imported.
+            ``words`` must be a Python and a script, with arguments.
     """
-    begun = time.monotonic()
-    with contextlib.ExitStack() as ours:
-        with contextlib.ExitStack() as theirs:
-            out, out_end = open_pipe(ours, theirs)
-            err, err_end = open_pipe(ours, theirs)
-            process = _start(
-                words, folder, {**env, MARK: episode}, memory_file(stdin, theirs), out_end, err_end
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], preload: bool = False) -> None:
+        self._words, self._preload, self._env = words, preload, env
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = asyncio.Lock()
+
+    async def run(
+        self,
+        *,
+        episode: str,
+        folder: Path,
+        env: Mapping[str, str],
+        stdin: bytes,
+        timeout_s: float,
+        max_output_bytes: int,
+        verdict_file: Path,
+    ) -> ProgramRun:
+        """Run the program to its end. No process that it started outlives this call, even if the call is cancelled.
+
+        Args:
+            episode: Unique name, which the program gets in the variable :data:`MARK`.
+            folder: Working folder.
+            env: Complete environment. Only the mark is added.
+            stdin: Standard input.
+            timeout_s: Seconds after which the program is killed.
+            max_output_bytes: Most bytes of standard output, and of standard error.
+            verdict_file: File that is read when the program has ended.
+
+        Raises:
+            ConfigError: The program cannot be started.
+        """
+        order = {
+            "words": self._words,
+            "folder": str(folder),
+            "env": {**env, MARK: episode},
+            "in_fork": self._preload,
+        }
+        with contextlib.ExitStack() as ours:
+            with contextlib.ExitStack() as theirs:
+                (out, out_end), (err, err_end), (report, report_end) = (
+                    open_pipe(ours, theirs) for _ in range(3)
+                )
+                lease_end, lease = os.pipe()
+                theirs.callback(os.close, lease_end)
+                kept = ours.enter_context(contextlib.ExitStack())
+                kept.callback(os.close, lease)
+                texts = [memory_file(text, theirs) for text in (json.dumps(order).encode(), stdin)]
+                await self._send([*texts, out_end, err_end, lease_end, report_end])
+            begun, streams = (
+                time.monotonic(),
+                (Capture(out, max_output_bytes), Capture(err, max_output_bytes)),
             )
-        streams = Capture(out, max_output_bytes), Capture(err, max_output_bytes)
-        left_behind = 0
-        try:
-            end = await _first_end(process.pid, streams, timeout_s)
-            if end is ProgramEnd.DONE:
-                left_behind = len(await asyncio.to_thread(_processes, episode, folder))
-        finally:
-            await asyncio.shield(asyncio.to_thread(_kill, process, episode, folder))
-        for stream in streams:  # every writer has ended, so this loop ends
-            while not stream.cut and stream.read():
-                pass
-    if any(stream.cut for stream in streams):
-        end = ProgramEnd.OUTPUT
-    elif end is ProgramEnd.DONE and process.returncode:
-        end = ProgramEnd.CRASHED
-    return ProgramRun(
-        end,
-        streams[0].text(),
-        streams[1].text()[-TAIL_CHARACTERS:],
-        process.returncode if end in (ProgramEnd.DONE, ProgramEnd.CRASHED) else None,
-        time.monotonic() - begun,
-        left_behind,
-        *read_verdict(verdict_file, max_output_bytes),
-    )
-
-
-def _start(
-    words: Sequence[str], folder: Path, env: Mapping[str, str], stdin: int, out: int, err: int
-) -> subprocess.Popen[bytes]:
-    """Start the program in the calling thread. When that thread ends, the program is killed."""
-    try:
-        return subprocess.Popen(
-            [*_tied(), *words],
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            cwd=folder,
-            env=dict(env),
-            start_new_session=True,
+            try:
+                end = await _first_end(report, streams, timeout_s)
+            finally:
+                kept.close()  # the program's keeper ends it, and reports
+                result = await asyncio.shield(asyncio.to_thread(_read_report, report))
+            for stream in streams:  # every writer has ended, so this loop ends
+                while not stream.cut and stream.read():
+                    pass
+        if "error" in result:
+            raise ConfigError(f"harness.command: {self._words[0]!r} cannot be started: {result['error']}")
+        status = result.get("status")
+        if any(stream.cut for stream in streams):
+            end = ProgramEnd.OUTPUT
+        elif end is ProgramEnd.DONE and status != 0:
+            end = ProgramEnd.CRASHED
+        ended = end in (ProgramEnd.DONE, ProgramEnd.CRASHED)
+        return ProgramRun(
+            end,
+            streams[0].text(),
+            streams[1].text()[-TAIL_CHARACTERS:],
+            status if ended else None,
+            time.monotonic() - begun,
+            result.get("left_behind", 0) if end is ProgramEnd.DONE else 0,
+            *read_verdict(verdict_file, max_output_bytes),
         )
-    except OSError as error:
-        raise ConfigError(f"harness.command: {words[0]!r} cannot be started: {error}") from None
+
+    async def close(self) -> None:
+        """End the process, and all programs that still run."""
+        async with self._starting:
+            await asyncio.to_thread(self._end)
+
+    async def _send(self, descriptors: Sequence[int]) -> None:
+        """Send an order. Start the process before the first one, and again if it was killed."""
+        async with self._starting:
+            for attempt in range(2):
+                if self._control is None:
+                    await asyncio.to_thread(self._start)
+                assert self._control is not None
+                try:
+                    socket.send_fds(self._control, [b"run"], descriptors)
+                except OSError:
+                    if attempt:
+                        raise
+                    await asyncio.to_thread(self._end)
+                else:
+                    return
+
+    def _start(self) -> None:
+        python = [self._words[0]] if self._preload else [sys.executable, "-I", "-S"]
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                number = str(theirs.fileno())
+                self._process = subprocess.Popen(
+                    [*python, str(Path(keeper.__file__)), number, *(["preload"] if self._preload else [])],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env=dict(self._env),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._end()
+            raise ConfigError(f"harness.command: {python[0]!r} cannot be started: {error}") from None
+
+    def _end(self) -> None:
+        control, self._control = self._control, None
+        process, self._process = self._process, None
+        if control is not None:
+            control.close()
+        if process is not None:
+            process.wait()
+
+
+def _read_report(report: int) -> dict[str, Any]:
+    """Return a keeper's report, once it has ended the program. Empty if the keeper was killed."""
+    text, waiting = b"", select.poll()  # select() takes no descriptor above 1,023
+    waiting.register(report, select.POLLIN)
+    while waiting.poll(_REPORT_S * 1000):
+        chunk = os.read(report, 1 << 16)
+        if not chunk:
+            break
+        text += chunk
+    for line in text.decode(errors="replace").splitlines():
+        result: dict[str, Any] = json.loads(line)
+        return result
+    return {}
 
 
 def read_verdict(file: Path, max_bytes: int) -> tuple[str | None, str]:
@@ -174,8 +245,8 @@ def read_verdict(file: Path, max_bytes: int) -> tuple[str | None, str]:
         os.close(descriptor)
 
 
-async def _first_end(process: int, streams: Sequence[Capture], timeout_s: float) -> ProgramEnd:
-    """Wait until a process ends, exceeds its output limit or its time."""
+async def _first_end(report: int, streams: Sequence[Capture], timeout_s: float) -> ProgramEnd:
+    """Wait until a program ends, exceeds its output limit or its time."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[ProgramEnd] = loop.create_future()
 
@@ -190,66 +261,13 @@ async def _first_end(process: int, streams: Sequence[Capture], timeout_s: float)
         if not more and (stream.cut or not stream.open):
             loop.remove_reader(stream.fd)
 
-    pidfd = os.pidfd_open(process)
     try:
-        loop.add_reader(pidfd, settle, ProgramEnd.DONE)
+        loop.add_reader(report, settle, ProgramEnd.DONE)
         for stream in streams:
             loop.add_reader(stream.fd, take, stream)
         return await asyncio.wait_for(ended, timeout_s)
     except TimeoutError:
         return ProgramEnd.TIMEOUT
     finally:
-        for fd in (pidfd, *(stream.fd for stream in streams)):
+        for fd in (report, *(stream.fd for stream in streams)):
             loop.remove_reader(fd)
-        os.close(pidfd)
-
-
-@cache
-def _tied() -> tuple[str, ...]:
-    """Return a command prefix that ties a program's life to this process. Empty without util-linux."""
-    setpriv = shutil.which("setpriv")
-    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
-
-
-def _kill(leader: subprocess.Popen[bytes], episode: str, folder: Path) -> None:
-    """Kill the program's session and every process that left it; return when all of them have ended.
-
-    A killed process takes a while to end on a busy machine, so each one is awaited. A process may be forked during the
-    search, so the search is repeated until it finds none.
-    """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader.pid, signal.SIGKILL)
-    leader.wait()
-    deadline = time.monotonic() + _KILL_S
-    while (processes := _processes(episode, folder)) and time.monotonic() < deadline:
-        for process in processes:
-            _end(process, deadline)
-
-
-def _end(process: int, deadline: float) -> None:
-    """Kill a process and wait until it has ended, at most until ``deadline`` (of ``time.monotonic``)."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        pidfd = os.pidfd_open(process)
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            ended = select.poll()  # select() takes no descriptor above 1,023
-            ended.register(pidfd, select.POLLIN)
-            ended.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        finally:
-            os.close(pidfd)
-
-
-def _processes(episode: str, folder: Path) -> list[int]:
-    """Return the processes with an episode's mark in their environment, or with a working folder in its folder.
-
-    A process that has ended has neither.
-    """
-    mark, folder = f"{MARK}={episode}\0".encode(), folder.resolve()
-    processes = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                place = str(Path(entry.path, "cwd").readlink()).removesuffix(" (deleted)")
-                if mark in Path(entry.path, "environ").read_bytes() or Path(place).is_relative_to(folder):
-                    processes.append(int(entry.name))
-    return processes

@@ -27,9 +27,8 @@ from typing import Any
 
 from afm.errors import DataError, EngineError, RefusedError
 from afm.harness.history import History, Sampled
-from afm.harness.rendering import ChatRenderer
+from afm.harness.rendering import ChatRenderer, TextCall, VisibleText, split_calls, until_stop
 from afm.harness.requests import ModelChoice, ModelReply, ModelRequest, ReplyCall, RequestRefusedError
-from afm.harness.tool_text import TextCall, VisibleText, split_calls, until_stop
 from afm.models.base import Generation, SamplingParams, StreamingModel, TokenModel
 from afm.models.tokenizer import ChatTokenizer, IncrementalDecoder
 from afm.seeds import derive_seed, generation_seed

@@ -37,6 +37,9 @@ class HarnessSettings(Settings):
     command: tuple[str, ...] = ()
     """Program and arguments, started once for each episode. ``python`` is the Python that runs ``afm``. Words
     that name a file in the YAML's folder become its path."""
+    preload: bool = False
+    """Whether the packages that the program imports are imported once. Each episode's program is then a fork of that
+    process. ``command`` must be ``python``, a script and its arguments."""
     team: Path | None = None
     """A team's YAML (``configs/distill``), in place of ``command``. The trained model answers every member."""
     reward: Judge = Judge.DATA_SOURCE
@@ -80,6 +83,8 @@ class HarnessSettings(Settings):
             raise ValueError("expected exactly one of `command` (a program) and `team`")
         if self.team is not None and self.sandbox:
             raise ValueError("sandbox: not supported for a team; its tools have their own sandbox")
+        if self.preload and (self.sandbox or not "".join(self.command[1:2]).endswith(".py")):
+            raise ValueError("preload: needs a command like [python, agent.py] that runs outside the sandbox")
         return self
 
     @property

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import rehearsal as fixtures
 from extras import needs
 from typer.testing import CliRunner
 
 from afm.agents import load_agent
-from afm.cli import reproduce_fixtures as fixtures
 from afm.cli.commands import app
 from afm.cli.reproduce import _errors
 from afm.cli.reproduce_stages import AGENTS, NAMES

@@ -7,18 +7,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import pytest
 
 from afm.datasets import Task
 from afm.errors import ConfigError, EngineError
 from afm.harness.episode import HarnessRunner
-from afm.harness.program import NO_VERDICT, ProgramEnd, ProgramRun, _processes, run_program
+from afm.harness.program import MARK, NO_VERDICT, ProgramEnd, ProgramRun, ProgramStarter
 from afm.harness.sessions import Session
 from afm.harness.settings import HarnessSettings, program_finding
 from afm.models.base import FinishReason, Generation, SamplingParams, ScriptedModel
@@ -59,7 +61,21 @@ async def run(tmp_path: Path, program: str, *, timeout_s: float = 30.0, **change
         "max_output_bytes": 1 << 16,
         "verdict_file": tmp_path / "verdict.json",
     }
-    return await run_program([sys.executable, "-S", "-c", program], **(options | changes))
+    starter = ProgramStarter([sys.executable, "-S", "-c", program], dict(os.environ))
+    try:
+        return await starter.run(**(options | changes))
+    finally:
+        await starter.close()
+
+
+def processes(episode: str) -> list[int]:
+    """The running processes of an episode's program that were executed, and not forked alone."""
+    mark, marked = f"{MARK}={episode}\0".encode(), []
+    for entry in os.scandir("/proc"):
+        with suppress(OSError):
+            if entry.name.isdigit() and mark in Path(entry.path, "environ").read_bytes():
+                marked.append(int(entry.name))
+    return marked
 
 
 async def test_a_program_reads_its_task_and_leaves_answer_and_verdict(tmp_path: Path) -> None:
@@ -173,8 +189,8 @@ async def test_a_crash_and_a_flood_are_no_episodes(tmp_path: Path) -> None:
     flooding = await run(tmp_path, "while True: print('x' * 9999)")
     assert (flooding.end, flooding.status) == (ProgramEnd.OUTPUT, None)
     with pytest.raises(ConfigError, match=r"harness.command: '/no/such' cannot be started"):
-        await run_program(
-            ["/no/such"], episode="e", folder=tmp_path / "gone", env={}, stdin=b"", timeout_s=1,
+        await ProgramStarter(["/no/such"], {}).run(
+            episode="e", folder=tmp_path, env={}, stdin=b"", timeout_s=1,
             max_output_bytes=1, verdict_file=tmp_path / "v",
         )  # fmt: skip
 
@@ -184,34 +200,51 @@ async def test_a_hung_program_ends_at_its_time_with_all_that_it_started(tmp_path
     ended = await run(tmp_path, FORKS + "time.sleep(60)", timeout_s=1.0, episode=episode)
     assert ended.end is ProgramEnd.TIMEOUT
     assert time.monotonic() - begun < 20
-    assert _processes(episode, tmp_path) == []
+    assert processes(episode) == []
 
 
 async def test_what_a_program_leaves_behind_is_counted_and_killed(tmp_path: Path) -> None:
     episode = uuid4().hex
     ended = await run(tmp_path, FORKS, episode=episode)
     assert (ended.end, ended.stdout, ended.left_behind) == (ProgramEnd.DONE, "done\n", 2)
-    assert _processes(episode, tmp_path) == []
+    assert processes(episode) == []
 
 
-async def test_a_process_without_the_mark_is_known_by_its_working_folder(tmp_path: Path) -> None:
-    """It left the session and has an empty environment."""
-    (tmp_path / "below").mkdir()
-    program = "import subprocess; subprocess.Popen(['setsid', 'env', '-i', 'sleep', '60'], cwd='below')"
-    ended = await run(tmp_path, program)
-    assert (ended.end, ended.left_behind) == (ProgramEnd.DONE, 1)
-    assert _processes("", tmp_path) == []
+def running(word: str) -> int:
+    """Number of processes with a word in their command."""
+    return sum(word in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+
+
+HIDES = """
+import ctypes, os, subprocess
+os.mkdir("below")
+subprocess.Popen(["setsid", "env", "-i", "sleep", "61.5"], cwd="/")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE
+        os.chdir("/")
+        os.execvpe("sleep", ["sleep", "62.5"], {})
+    os._exit(0)
+"""
+
+
+async def test_a_process_cannot_leave_its_program(tmp_path: Path) -> None:
+    """Two clear their environment and leave session and folder. One of them lost its parent, and hides."""
+    ended = await run(tmp_path, HIDES)
+    assert (ended.end, ended.left_behind) == (ProgramEnd.DONE, 2)
+    assert running("61.5") == running("62.5") == 0
 
 
 async def test_a_cancelled_episode_leaves_no_process(tmp_path: Path) -> None:
     episode = uuid4().hex
     task = asyncio.create_task(run(tmp_path, FORKS + "time.sleep(60)", episode=episode))
-    while len(await asyncio.to_thread(_processes, episode, tmp_path)) < 3:
+    while len(await asyncio.to_thread(processes, episode)) < 3:
         pass
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert _processes(episode, tmp_path) == []
+    assert processes(episode) == []
 
 
 async def test_a_verdict_is_read_from_a_plain_file_alone(tmp_path: Path) -> None:
@@ -253,3 +286,85 @@ async def test_a_program_asks_as_often_as_the_recipe_allows(tmp_path: Path) -> N
         await runner.close()
     assert played.turns == [1, 1]
     assert "has had 2 requests" in str(played.answer)
+
+
+@pytest.fixture
+async def scripts(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[ProgramRun]]]:
+    """Runs texts as scripts, each in a fork of one process."""
+    script = tmp_path / "agent.py"
+    starter = ProgramStarter([sys.executable, str(script), "word"], dict(os.environ), preload=True)
+    (tmp_path / "work").mkdir()
+
+    async def play(text: str, timeout_s: float = 30.0) -> ProgramRun:
+        script.write_text(text)
+        return await starter.run(
+            episode=uuid4().hex,
+            folder=tmp_path / "work",
+            env={"PATH": os.environ["PATH"], "OWN": "1"},
+            stdin=b"task",
+            timeout_s=timeout_s,
+            max_output_bytes=1 << 16,
+            verdict_file=tmp_path / "verdict.json",
+        )
+
+    yield play
+    await starter.close()
+
+
+SAYS = """
+import atexit, os, random, sys
+atexit.register(print, "ended")
+loaded = "colorsys" in sys.modules
+import colorsys
+print(__name__, sys.argv[1:], sys.stdin.read(), sorted(os.environ), os.getcwd(), loaded, random.random(), sep="|")
+"""
+
+
+async def test_a_forked_script_runs_as_python_runs_it(scripts: Any, tmp_path: Path) -> None:
+    """The second one finds the module that the first one imported."""
+    runs = [(await scripts(SAYS)).stdout.splitlines() for _ in range(2)]
+    lines = [line.rpartition("|")[0] for line, _ in runs]
+    own = f"__main__|['word']|task|['AFM_EPISODE', 'OWN', 'PATH']|{tmp_path}/work|"
+    assert lines == [f"{own}False", f"{own}True"]
+    assert [end for _, end in runs] == ["ended", "ended"]
+    assert len({line for line, _ in runs}) == 2  # random numbers differ
+    for value in ("7\n", "8\n"):  # a module of the script's folder is never kept
+        (tmp_path / "helper.py").write_text(f"VALUE = {value}")
+        assert (await scripts("import helper; print(helper.VALUE)")).stdout == value
+
+
+async def test_a_forked_script_fails_hangs_and_leaves_processes_as_others_do(scripts: Any) -> None:
+    crashed = await scripts("import sys\nprint('so far')\nsys.exit('no such model')")
+    assert (crashed.end, crashed.status, crashed.stdout) == (ProgramEnd.CRASHED, 1, "so far\n")
+    assert crashed.failure == "the program ended with status 1: no such model"
+    assert (await scripts("1 / 0")).failure.endswith("ZeroDivisionError: division by zero")
+    assert (await scripts("import os; os.kill(os.getpid(), 9)")).status == -9
+    assert (await scripts("while True: print('x' * 9999)")).end is ProgramEnd.OUTPUT
+    assert (await scripts("import time; time.sleep(60)", timeout_s=0.5)).end is ProgramEnd.TIMEOUT
+    left = await scripts(FORKS)
+    assert (left.end, left.stdout, left.left_behind) == (ProgramEnd.DONE, "done\n", 2)
+
+
+async def test_a_program_that_kills_what_watches_it_has_no_result(scripts: Any) -> None:
+    """Its processes end before the next program starts."""
+    mark = f"agent-{uuid4().hex}"
+    sleeps = f"import os\nos.kill(os.getppid(), 9)\nos.execvp('python3', ['python3', '-c', 'while True: pass', '{mark}'])"
+    lost = await scripts(sleeps)
+    assert (lost.end, lost.failure) == (ProgramEnd.CRASHED, "the program ended with status None")
+    assert running(mark) == 1
+    assert (await scripts("print(1)")).stdout == "1\n"
+    assert running(mark) == 0
+
+
+async def test_a_starter_that_was_killed_is_started_again(scripts: Any) -> None:
+    kills = "import os\nos.kill(int(open(f'/proc/{os.getppid()}/stat').read().split()[3]), 9)\nprint(0)"
+    assert [(await scripts(text)).stdout for text in (kills, "print(1)")] == ["0\n", "1\n"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"command": ["node", "agent.js"]}, {"command": ["python", "-S", "agent.py"]}, {"sandbox": True}],
+)
+def test_a_fork_needs_a_script_of_python(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"preload: needs a command like \[python, agent.py\]"):
+        HarnessSettings(**({"command": ["python", "agent.py"], "preload": True} | changes))
