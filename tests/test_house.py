@@ -62,8 +62,8 @@ def figures() -> object:
 # 250 lines for what three outside readers proved: LoRA over several workers, padding and fillers, adapters with rsLoRA,
 # units and variables of gold answers, and malformed requests, calls and histories in the gateway.
 WALLS = {
-    "files": 358,
-    "lines": 89_050,
+    "files": 357,
+    "lines": 88_950,
     "function_p90": 24,
     "long_functions": 0,
     "circles": 0,

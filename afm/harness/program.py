@@ -124,6 +124,31 @@ class ProgramStarter:
             "env": {**env, MARK: episode},
             "in_fork": self._preload,
         }
+        begun = time.monotonic()
+        end, streams, report = await self._play(
+            json.dumps(order).encode(), stdin, timeout_s, max_output_bytes
+        )
+        if "error" in report:
+            raise ConfigError(f"harness.command: {self._words[0]!r} cannot be started: {report['error']}")
+        status = report.get("status")
+        if any(stream.cut for stream in streams):
+            end = ProgramEnd.OUTPUT
+        elif end is ProgramEnd.DONE and status != 0:
+            end = ProgramEnd.CRASHED
+        return ProgramRun(
+            end,
+            streams[0].text(),
+            streams[1].text()[-TAIL_CHARACTERS:],
+            status if end in (ProgramEnd.DONE, ProgramEnd.CRASHED) else None,
+            time.monotonic() - begun,
+            report.get("left_behind", 0) if end is ProgramEnd.DONE else 0,
+            *read_verdict(verdict_file, max_output_bytes),
+        )
+
+    async def _play(
+        self, order: bytes, stdin: bytes, timeout_s: float, max_output_bytes: int
+    ) -> tuple[ProgramEnd, tuple[Capture, Capture], dict[str, Any]]:
+        """Return how a program ended, its output and error, and its keeper's report."""
         with contextlib.ExitStack() as ours:
             with contextlib.ExitStack() as theirs:
                 (out, out_end), (err, err_end), (report, report_end) = (
@@ -133,37 +158,18 @@ class ProgramStarter:
                 theirs.callback(os.close, lease_end)
                 kept = ours.enter_context(contextlib.ExitStack())
                 kept.callback(os.close, lease)
-                texts = [memory_file(text, theirs) for text in (json.dumps(order).encode(), stdin)]
+                texts = [memory_file(text, theirs) for text in (order, stdin)]
                 await self._send([*texts, out_end, err_end, lease_end, report_end])
-            begun, streams = (
-                time.monotonic(),
-                (Capture(out, max_output_bytes), Capture(err, max_output_bytes)),
-            )
+            streams = Capture(out, max_output_bytes), Capture(err, max_output_bytes)
             try:
                 end = await _first_end(report, streams, timeout_s)
             finally:
-                kept.close()  # the program's keeper ends it, and reports
+                kept.close()  # the keeper ends the program, and reports
                 result = await asyncio.shield(asyncio.to_thread(_read_report, report))
             for stream in streams:  # every writer has ended, so this loop ends
                 while not stream.cut and stream.read():
                     pass
-        if "error" in result:
-            raise ConfigError(f"harness.command: {self._words[0]!r} cannot be started: {result['error']}")
-        status = result.get("status")
-        if any(stream.cut for stream in streams):
-            end = ProgramEnd.OUTPUT
-        elif end is ProgramEnd.DONE and status != 0:
-            end = ProgramEnd.CRASHED
-        ended = end in (ProgramEnd.DONE, ProgramEnd.CRASHED)
-        return ProgramRun(
-            end,
-            streams[0].text(),
-            streams[1].text()[-TAIL_CHARACTERS:],
-            status if ended else None,
-            time.monotonic() - begun,
-            result.get("left_behind", 0) if end is ProgramEnd.DONE else 0,
-            *read_verdict(verdict_file, max_output_bytes),
-        )
+        return end, streams, result
 
     async def close(self) -> None:
         """End the process, and all programs that still run."""
