@@ -6,7 +6,8 @@ asked for it (``PR_SET_CHILD_SUBREAPER``). So the keeper gets everything that it
 program when the other end of its lease is closed, which also happens if ``afm`` is killed.
 
 With ``preload``, programs are Python scripts that run in the forked process, and the starter imports the packages that
-the first ones imported. This file imports only the standard library, and may run in another Python than ``afm``.
+the first ones imported. This file imports only the standard library, and may run in another Python than ``afm``, from
+3.9 on.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ def become(order: dict[str, Any], streams: tuple[int, int, int]) -> None:
         os.close(stream)
     os.chdir(order["folder"])
     if not order["in_fork"]:
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, for itself
+            signal.signal(ignored, signal.SIG_DFL)
         os.execvpe(order["words"][0], order["words"], order["env"])
     os.environ.clear()
     os.environ.update(order["env"])
@@ -184,5 +187,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # the folder of this file
+    sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
     main()

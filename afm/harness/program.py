@@ -216,7 +216,11 @@ class ProgramStarter:
         if control is not None:
             control.close()
         if process is not None:
-            process.wait()
+            try:
+                process.wait(_REPORT_S)
+            except subprocess.TimeoutExpired:  # it imports packages
+                process.kill()
+                process.wait()
 
 
 def _read_report(report: int) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -180,6 +182,20 @@ async def test_an_engine_that_failed_is_to_blame_unless_the_program_got_its_answ
     assert (played.failure, played.answer, played.turns) == ("", "25", [1])
     first, second = [params.seed for params in model.params]
     assert first == second
+
+
+async def test_a_program_may_be_cut_off_by_a_closed_pipe(tmp_path: Path) -> None:
+    starter = ProgramStarter(["sh", "-c", "cat /proc/self/status; yes | head -1"], dict(os.environ))
+    try:
+        ended = await starter.run(
+            episode="e", folder=tmp_path, env=dict(os.environ), stdin=b"", timeout_s=30,
+            max_output_bytes=1 << 16, verdict_file=tmp_path / "v",
+        )  # fmt: skip
+    finally:
+        await starter.close()
+    ignored = int(re.search(r"SigIgn:\s*(\w+)", ended.stdout)[1], 16)
+    assert ignored & (1 << (signal.SIGPIPE - 1)) == 0
+    assert ended.stdout.endswith("\ny\n")
 
 
 async def test_a_crash_and_a_flood_are_no_episodes(tmp_path: Path) -> None:
