@@ -18,7 +18,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -26,6 +25,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 DESCRIPTORS = 6
@@ -80,27 +80,32 @@ def keep(descriptors: list[int]) -> dict[str, Any]:
     with os.fdopen(orders, encoding="utf-8") as file:
         order: dict[str, Any] = json.load(file)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    events = select.poll()
+    events.register(lease, select.POLLIN)
+    if events.poll(0):
+        os._exit(0)  # the order came too late
     program = os.fork()
     if program == 0:
         os.close(lease)
         try:
             become(order, (stdin, stdout, stderr))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             os.write(report, json.dumps({"error": str(error)}).encode() + b"\n")
             os._exit(127)
         os.close(report)
         return order
     for stream in (stdin, stdout, stderr):
         os.close(stream)
-    events = select.poll()
-    events.register(lease, select.POLLIN)
     events.register(os.pidfd_open(program), select.POLLIN)
     events.poll()
     ended, status = os.waitpid(program, os.WNOHANG)
     left = end_children()
-    result = {"status": os.waitstatus_to_exitcode(status) if ended else None, "left_behind": left}
-    os.write(report, json.dumps(result).encode() + b"\n")
-    os._exit(0)
+    survived = _has_children()
+    known = ended and not survived
+    result = {"status": os.waitstatus_to_exitcode(status) if known else None, "left_behind": left}
+    with suppress(BrokenPipeError):  # nobody waits any more
+        os.write(report, json.dumps(result).encode() + b"\n")
+    os._exit(int(survived))
 
 
 def become(order: dict[str, Any], streams: tuple[int, int, int]) -> None:
@@ -126,9 +131,12 @@ def run_script(words: list[str]) -> None:
     """Run a Python script as ``python SCRIPT ARGUMENTS`` does."""
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # `random` does so by itself after a fork
+    script = words[1]
     sys.argv = words[1:]
-    sys.path.insert(0, str(Path(words[1]).parent))
-    runpy.run_path(words[1], run_name="__main__")
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__file__"] = script
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
 
 
 def end_children(spared: frozenset[int] = frozenset()) -> int:
@@ -154,7 +162,10 @@ def _has_children() -> bool:
 
 
 def _children() -> set[int]:
-    children, own = set(), str(os.getpid())
+    own = str(os.getpid())
+    with suppress(OSError):  # not every kernel has this file
+        return set(map(int, Path(f"/proc/self/task/{own}/children").read_text(encoding="ascii").split()))
+    children = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -169,20 +180,28 @@ def _children() -> set[int]:
 
 
 def import_packages(names: bytes) -> None:
-    """Import what a script imported. Modules of its own folder are not found here, and stay fresh in each script."""
+    """Import what a script imported, as far as that works without the variables of a program."""
     for name in names.decode().split():
-        with suppress(Exception):
+        with suppress(BaseException):
             importlib.import_module(name)
     gc.freeze()  # so that a script that collects garbage does not copy the packages' memory
 
 
+def imported_packages(script: str) -> bytes:
+    """Return the names of the imported modules, without those that the script's folder has."""
+    files = Path(script).resolve().parent.iterdir()
+    own = {file.stem for file in files if file.suffix in (".py", ".so") or (file / "__init__.py").is_file()}
+    return " ".join(name for name in sys.modules if name.partition(".")[0] not in own).encode()
+
+
 def main() -> None:
     """Serve, and run a script in the process that was forked for it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it passes that on
     packages = os.memfd_create("packages") if sys.argv[2:] == ["preload"] else None
     order = serve(socket.socket(fileno=int(sys.argv[1])), packages)
     if order is not None and packages is not None:
         if not os.fstat(packages).st_size:
-            atexit.register(lambda: os.pwrite(packages, " ".join(sys.modules).encode(), 0))
+            atexit.register(lambda: os.pwrite(packages, imported_packages(order["words"][1]), 0))
         run_script(order["words"])
 
 

@@ -12,11 +12,11 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from afm.errors import ConfigError
 from afm.harness import keeper
@@ -25,6 +25,7 @@ from afm.sandbox.run import Capture, memory_file, open_pipe
 MARK = "AFM_EPISODE"
 """Environment variable of a program that holds the episode."""
 TAIL_CHARACTERS = 4096
+T = TypeVar("T")
 NO_VERDICT = "the verdict file (AFM_VERDICT) is not a regular file that can be read; write JSON into it"
 _REPORT_S = 15.0
 """Most seconds to wait until a keeper has killed its processes."""
@@ -73,6 +74,8 @@ class ProgramRun:
                 return f"the program did not end within {self.seconds:.0f} s"
             case ProgramEnd.OUTPUT:
                 return "the program wrote more than harness.max_output_bytes"
+        if self.status is None:
+            return "the process that started the program ended"
         last = self.stderr.strip().rpartition("\n")[2]
         return f"the program ended with status {self.status}" + (f": {last}" if last else "")
 
@@ -158,6 +161,7 @@ class ProgramStarter:
                 theirs.callback(os.close, lease_end)
                 kept = ours.enter_context(contextlib.ExitStack())
                 kept.callback(os.close, lease)
+                kept.callback(_give_up, lease)
                 texts = [memory_file(text, theirs) for text in (order, stdin)]
                 await self._send([*texts, out_end, err_end, lease_end, report_end])
             streams = Capture(out, max_output_bytes), Capture(err, max_output_bytes)
@@ -165,7 +169,7 @@ class ProgramStarter:
                 end = await _first_end(report, streams, timeout_s)
             finally:
                 kept.close()  # the keeper ends the program, and reports
-                result = await asyncio.shield(asyncio.to_thread(_read_report, report))
+                result = await _to_its_end(asyncio.to_thread(_read_report, report))
             for stream in streams:  # every writer has ended, so this loop ends
                 while not stream.cut and stream.read():
                     pass
@@ -181,7 +185,7 @@ class ProgramStarter:
         async with self._starting:
             for attempt in range(2):
                 if self._control is None:
-                    await asyncio.to_thread(self._start)
+                    self._start()
                 assert self._control is not None
                 try:
                     socket.send_fds(self._control, [b"run"], descriptors)
@@ -206,7 +210,7 @@ class ProgramStarter:
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             self._end()
             raise ConfigError(f"harness.command: {python[0]!r} cannot be started: {error}") from None
 
@@ -221,6 +225,25 @@ class ProgramStarter:
             except subprocess.TimeoutExpired:  # it imports packages
                 process.kill()
                 process.wait()
+
+
+def _give_up(lease: int) -> None:
+    """Tell a keeper to end its program. A fork of this process may hold another copy of the lease."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(lease, b"-")
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await work also if this task is cancelled, even repeatedly, and only then raise."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
 
 
 def _read_report(report: int) -> dict[str, Any]:

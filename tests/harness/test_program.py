@@ -257,7 +257,9 @@ async def test_a_cancelled_episode_leaves_no_process(tmp_path: Path) -> None:
     task = asyncio.create_task(run(tmp_path, FORKS + "time.sleep(60)", episode=episode))
     while len(await asyncio.to_thread(processes, episode)) < 3:
         pass
-    task.cancel()
+    for _ in range(3):  # also if it is cancelled while its processes are killed
+        task.cancel()
+        await asyncio.sleep(0.001)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert processes(episode) == []
@@ -344,9 +346,33 @@ async def test_a_forked_script_runs_as_python_runs_it(scripts: Any, tmp_path: Pa
     assert lines == [f"{own}False", f"{own}True"]
     assert [end for _, end in runs] == ["ended", "ended"]
     assert len({line for line, _ in runs}) == 2  # random numbers differ
-    for value in ("7\n", "8\n"):  # a module of the script's folder is never kept
-        (tmp_path / "helper.py").write_text(f"VALUE = {value}")
-        assert (await scripts("import helper; print(helper.VALUE)")).stdout == value
+
+
+async def test_modules_of_the_scripts_folder_are_never_kept(scripts: Any, tmp_path: Path) -> None:
+    """The second one has the name of a module of Python, which comes later in the path."""
+    for value in ("7 8\n", "9 10\n"):
+        for name, number in zip(("helper", "colorsys"), value.split(), strict=True):
+            (tmp_path / f"{name}.py").write_text(f"VALUE = {number}")
+        assert (await scripts("import helper, colorsys; print(helper.VALUE, colorsys.VALUE)")).stdout == value
+
+
+KEEPS = """
+import atexit, pickle
+class Kept:
+    later: "Unknown" = None
+def f(x: NoSuchName): pass
+"""
+
+
+async def test_the_main_module_of_a_forked_script_stays_until_it_ends(scripts: Any) -> None:
+    kept = (
+        KEEPS.replace("def f(x: NoSuchName): pass", "")
+        + "atexit.register(lambda: print(len(pickle.dumps(Kept())) > 0))"
+    )
+    assert (await scripts(kept)).stdout == "True\n"
+    assert (
+        "NameError" in (await scripts(KEEPS)).failure
+    )  # annotations are evaluated, as the script asks for nothing else
 
 
 async def test_a_forked_script_fails_hangs_and_leaves_processes_as_others_do(scripts: Any) -> None:
@@ -366,7 +392,7 @@ async def test_a_program_that_kills_what_watches_it_has_no_result(scripts: Any) 
     mark = f"agent-{uuid4().hex}"
     sleeps = f"import os\nos.kill(os.getppid(), 9)\nos.execvp('python3', ['python3', '-c', 'while True: pass', '{mark}'])"
     lost = await scripts(sleeps)
-    assert (lost.end, lost.failure) == (ProgramEnd.CRASHED, "the program ended with status None")
+    assert (lost.end, lost.failure) == (ProgramEnd.CRASHED, "the process that started the program ended")
     assert running(mark) == 1
     assert (await scripts("print(1)")).stdout == "1\n"
     assert running(mark) == 0
