@@ -318,6 +318,8 @@ def main() -> int:
             "other_than_undisturbed": len(again - killed)
             + sum(chats[name] != second[name] for name in again),
             "outlived": reports.pop("programs_outlived_gateway"),
+            # The engine came back too late, and all episodes failed: the kill of the gateway hit nothing.
+            "gateway_missed": int(reports.pop("gateway_had_ended") is not None),
         }
     found = {
         "environment": environment(["httpx", "uvicorn"]),

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -263,6 +264,32 @@ async def test_a_cancelled_episode_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert processes(episode) == []
+
+
+HOST = """
+import asyncio, os, sys
+from pathlib import Path
+from afm.harness.program import ProgramStarter
+program, folder = sys.argv[1:]
+starter = ProgramStarter([sys.executable, "-S", "-c", program], dict(os.environ))
+asyncio.run(starter.run(episode="e", folder=Path(folder), env=dict(os.environ), stdin=b"", timeout_s=60,
+    max_output_bytes=99, verdict_file=Path(folder, "v")))
+"""
+
+
+def test_programs_end_when_their_harness_is_killed(tmp_path: Path) -> None:
+    mark = uuid4().hex
+    sleeper = f"import subprocess, time\nsubprocess.Popen(['setsid', 'sh', '-c', 'sleep 64; :', '{mark}'])\ntime.sleep(60)"
+    host = subprocess.Popen([sys.executable, "-c", HOST, sleeper, str(tmp_path)])
+    end = time.monotonic() + 60
+    while running(mark) < 1 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert running(mark) == 1
+    host.kill()
+    host.wait()
+    while running(mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert running(mark) == 0
 
 
 async def test_a_verdict_is_read_from_a_plain_file_alone(tmp_path: Path) -> None:
