@@ -163,7 +163,7 @@ class EpisodeRun:
             stop=self._stops,
             seed=None if self._seed is None else generation_seed(self._seed, self._generations),
         )
-        prompt = [*self._prompt, *self._transcript.ids]
+        prompt = self._reading()
         begun = time.perf_counter()
         try:
             async with asyncio.timeout(self._clock.left if self._model.cancellable else None) as timer:
@@ -181,6 +181,10 @@ class EpisodeRun:
                 f"the model returned {len(generation.token_ids)} tokens, asked for at most {max_new_tokens}"
             )
         return generation
+
+    def _reading(self) -> list[int]:
+        """Return the token ids that the next generation continues."""
+        return [*self._prompt, *self._transcript.ids]
 
     async def _ask(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         if self._live is not None and isinstance(self._model, StreamingModel):
