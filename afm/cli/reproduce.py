@@ -223,7 +223,8 @@ def _command_line(command: StageCommand) -> str:
 
 def _rehearsal() -> ModuleType:
     """Return the module with the repositories, servers and model of ``TINY=1``."""
-    sys.path.append(str(configs_folder().parent / "examples/rehearsal"))
+    if (folder := str(configs_folder().parent / "examples/rehearsal")) not in sys.path:
+        sys.path.append(folder)
     return importlib.import_module("rehearsal")
 
 

@@ -22,6 +22,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -166,16 +167,10 @@ def _children() -> set[int]:
     with suppress(OSError):  # not every kernel has this file
         return set(map(int, Path(f"/proc/self/task/{own}/children").read_text(encoding="ascii").split()))
     children = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (
-                    (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-                )
-            except OSError:  # it has ended
-                continue
-            if fields[1] == own:
-                children.add(int(entry.name))
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            if stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1] == own:
+                children.add(int(stat.parent.name))
     return children
 
 
@@ -184,6 +179,9 @@ def import_packages(names: bytes) -> None:
     for name in names.decode().split():
         with suppress(BaseException):
             importlib.import_module(name)
+    if threads := [thread.name for thread in threading.enumerate()[1:]]:
+        text = "a package started threads, which forks do not have; if programs hang, set preload: false"
+        print(f"warning: harness.preload: {text}: {', '.join(threads)}", file=sys.stderr, flush=True)
     gc.freeze()  # so that a script that collects garbage does not copy the packages' memory
 
 

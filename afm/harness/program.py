@@ -1,4 +1,4 @@
-"""Run the programs of a harness with limits. No process of a program outlives its run."""
+"""Run the programs of a harness with limits, and end every process that they start."""
 
 from __future__ import annotations
 

@@ -383,6 +383,22 @@ async def test_modules_of_the_scripts_folder_are_never_kept(scripts: Any, tmp_pa
         assert (await scripts("import helper, colorsys; print(helper.VALUE, colorsys.VALUE)")).stdout == value
 
 
+async def test_a_package_that_starts_a_thread_is_named(tmp_path: Path, capfd: Any) -> None:
+    (tmp_path / "packages").mkdir()
+    starts = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='poller', daemon=True).start()"
+    (tmp_path / "packages/threaded.py").write_text(starts)
+    (tmp_path / "agent.py").write_text("import threaded; print(1)")
+    environment = dict(os.environ) | {"PYTHONPATH": str(tmp_path / "packages")}
+    starter = ProgramStarter([sys.executable, str(tmp_path / "agent.py")], environment, preload=True)
+    for _ in range(2):
+        await starter.run(
+            episode="e", folder=tmp_path, env=environment, stdin=b"", timeout_s=30,
+            max_output_bytes=99, verdict_file=tmp_path / "v",
+        )  # fmt: skip
+    await starter.close()
+    assert "set preload: false: poller" in capfd.readouterr().err
+
+
 KEEPS = """
 import atexit, pickle
 class Kept:
