@@ -267,9 +267,10 @@ class StarvationWatch:
 
     It samples the run's threads. For each of them the kernel counts the time on a core and the time in a run queue.
     Competition between the run's own processes is not starvation. Waiting with a lowered priority is idleness. Between
-    two samples, the thread that wanted a core the longest represents the run. The kernel counts a wait when it ends, so
-    the samples before looked idle: their time is counted again, as starvation. If the kernel has no such counters, a run
-    without a core is starved while the load of the machine exceeds its cores.
+    two samples, the thread that wanted a core the longest represents the run. The kernel counts a wait when it ends: a
+    thread that is ready at two samples and did not compute has waited all the time between them. Time that looked idle
+    before a wait was known is counted again, as starvation. If the kernel has no such counters, a run without a
+    core is starved while the load of the machine exceeds its cores.
 
     Args:
         first_process: Returns process 1 of the run once it is known.
@@ -297,7 +298,7 @@ class StarvationWatch:
         now, pid = time.monotonic(), self._first_process()
         passed_s, self._looked = now - self._looked, now
         threads = _threads(pid) if pid is not None else {}
-        new = [thread.since(self._seen.get(tid)) for tid, thread in threads.items()]
+        new = [thread.since(self._seen.get(tid), passed_s) for tid, thread in threads.items()]
         self._seen = threads
         got_s = sum(thread.cpu_s for thread in new)
         if _kernel_counts():
@@ -318,15 +319,21 @@ class StarvationWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Thread:
-    """The seconds that a thread has computed and has waited for a core."""
+    """The seconds that a thread has computed and has waited for a core, without a wait that goes on."""
 
     cpu_s: float
     wait_s: float
+    ready: bool
+    """Whether it computes or waits for a core now."""
 
-    def since(self, before: _Thread | None) -> _Thread:
+    def since(self, before: _Thread | None, passed_s: float) -> _Thread:
         if before is None:
             return self
-        return _Thread(self.cpu_s - before.cpu_s, self.wait_s - before.wait_s)
+        if self == before and self.ready:
+            return _Thread(
+                0.0, 2 * passed_s, ready=True
+            )  # it was ready before: part of that time, too, it waited
+        return _Thread(self.cpu_s - before.cpu_s, self.wait_s - before.wait_s, self.ready)
 
 
 def _threads(pid: int) -> dict[int, _Thread]:
@@ -345,11 +352,14 @@ def _threads(pid: int) -> dict[int, _Thread]:
 
 
 def _thread(task: Path, most_nice: int) -> _Thread:
-    """Return a thread's times from ``schedstat``, without its waiting if its priority (``stat`` 19, 41) is lowered."""
+    """Return a thread's times from ``schedstat`` and its state, without its waiting if its priority is lowered.
+
+    State, nice value and scheduling policy are the fields 3, 19 and 41 of ``stat``.
+    """
     computed, waited, _ = map(int, (task / "schedstat").read_text(encoding="ascii").split())
     fields = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     lowered = int(fields[16]) > most_nice or int(fields[38]) in (os.SCHED_BATCH, os.SCHED_IDLE)
-    return _Thread(computed / 1e9, 0.0 if lowered else waited / 1e9)
+    return _Thread(computed / 1e9, 0.0 if lowered else waited / 1e9, fields[0] == "R" and not lowered)
 
 
 @cache

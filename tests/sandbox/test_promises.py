@@ -559,8 +559,11 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["zygote"], indirect=True)
-async def test_waits_longer_than_the_time_between_two_samples_are_starvation(backend: str) -> None:
-    limits = SandboxLimits(wall_s=4.0, cpu_s=8)
+@pytest.mark.parametrize("wall_s", [4.0, 1.5], ids=["ended_waits", "a_wait_at_the_end"])
+async def test_waits_longer_than_the_time_between_two_samples_are_starvation(
+    backend: str, wall_s: float
+) -> None:
+    limits = SandboxLimits(wall_s=wall_s, cpu_s=8)
     with pinned():
         sandbox = open_sandbox(backend, limits=limits)
         await sandbox.run("pass")
