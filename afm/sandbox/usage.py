@@ -319,7 +319,7 @@ class StarvationWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Thread:
-    """The seconds that a thread has computed and has waited for a core, without a wait that goes on."""
+    """The seconds that a thread has computed and has waited for a core, without a wait that has not ended."""
 
     cpu_s: float
     wait_s: float
@@ -329,10 +329,8 @@ class _Thread:
     def since(self, before: _Thread | None, passed_s: float) -> _Thread:
         if before is None:
             return self
-        if self == before and self.ready:
-            return _Thread(
-                0.0, 2 * passed_s, ready=True
-            )  # it was ready before: part of that time, too, it waited
+        if self == before and self.ready:  # it waits since some time between the last two samples, or longer
+            return _Thread(0.0, 2 * passed_s, ready=True)
         return _Thread(self.cpu_s - before.cpu_s, self.wait_s - before.wait_s, self.ready)
 
 

@@ -91,16 +91,12 @@ def _values(environment: Mapping[str, str], others: frozenset[str]) -> Iterator[
 
 
 def _is_secret(name: str) -> bool:
-    words = [word for word in re.split(r"[^A-Z0-9]+", _separated(name)) if word]
+    separated = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()  # authToken: AUTH_TOKEN
+    words = [word for word in re.split(r"[^A-Z0-9]+", separated) if word]
     if not words or _PLACE.fullmatch(words[-1]):
         return False
     password = words[-1] == "PWD" and len(words) > 1  # PWD itself is the working directory
     return password or any(map(_WORD.fullmatch, words))
-
-
-def _separated(name: str) -> str:
-    """Return ``authToken`` as ``AUTH_TOKEN``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
 
 
 def _passwords(value: str) -> Iterator[str]:

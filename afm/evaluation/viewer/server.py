@@ -161,7 +161,8 @@ def _secure(app: "FastAPI") -> None:
 
     @app.exception_handler(KeyError)
     async def absent(request: Request, error: KeyError) -> JSONResponse:
-        return JSONResponse({"error": f"there is no {_noun(request.url.path)} {error}"}, 404)
+        noun = {"files": "file", "logs": "log"}.get(request.url.path.split("/")[2], "episode")
+        return JSONResponse({"error": f"there is no {noun} {error}"}, 404)
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -202,11 +203,6 @@ def _add_lists(app: "FastAPI", index: EpisodeIndex, run_files: RunFiles) -> None
     def find(name: str, file: str = "") -> dict[str, Any]:
         with closing(index.connect()) as connection:
             return {"number": numbered(connection, name, file)}
-
-
-def _noun(path: str) -> str:
-    """Return the noun for an address below ``/api``, for errors."""
-    return {"files": "file", "logs": "log"}.get(path.split("/")[2], "episode")
 
 
 def _add_episodes(app: "FastAPI", index: EpisodeIndex, run_files: RunFiles) -> None:
