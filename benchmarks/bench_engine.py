@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/bench_engine.py --out engine.json
 
 First checks in float32 that both write the same greedy tokens. Then both sample: batches of 1, 8 and 32 rows of equal length, which is
-the best case for ``generate``, and 32 rows of different lengths. There are two models, one of the quickstart's size and a
+the best case for ``generate``, and 32 rows of different lengths. "groups" are 64 samples of 8 questions to one agent that
+arrive one after another, with and without the states of known prompts. There are two models, one of the quickstart's size and a
 larger one, or that of `--model`. Our engine also returns the log-probability of each token; ``generate`` does not. The target is to be at least
 as fast.
 """
@@ -24,7 +25,7 @@ from typing import Any
 
 from timing import environment, report, summary
 
-from afm.models.base import SamplingParams
+from afm.models.base import Generation, SamplingParams
 from afm.models.engine import BatchEngine
 from afm.models.tiny import create_tiny_model, train_tokenizer
 
@@ -54,9 +55,19 @@ class Engines:
         self._threads = threads
 
     def ours(
-        self, prompts: Sequence[Sequence[int]], lengths: Sequence[int], *, greedy: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        *,
+        greedy: bool = False,
+        prefix_tokens: int = 16_384,
+        apart_s: float = 0.0,
     ) -> list[list[int]]:
-        """Return the tokens of our engine, with the requested length for each prompt; no token ends a text."""
+        """Return the tokens of our engine, with the requested length for each prompt; no token ends a text.
+
+        Args:
+            apart_s: Seconds between the arrivals of two requests.
+        """
 
         async def generate() -> list[list[int]]:
             engine = BatchEngine(
@@ -67,14 +78,15 @@ class Engines:
                 vocabulary_size=self.vocabulary,
                 threads=self._threads,
                 seed=0,
+                prefix_tokens=prefix_tokens,
             )
-            asked = [
-                engine.generate(
-                    prompt, SamplingParams(max_new_tokens=length, temperature=0.0 if greedy else 1.0)
-                )
-                for prompt, length in zip(prompts, lengths, strict=True)
-            ]
-            found = await asyncio.gather(*asked)
+
+            async def ask(number: int) -> Generation:
+                await asyncio.sleep(number * apart_s)
+                temperature = 0.0 if greedy else 1.0
+                return await engine.generate(prompts[number], SamplingParams(lengths[number], temperature))
+
+            found = await asyncio.gather(*map(ask, range(len(prompts))))
             await engine.close()
             return [list(generation.token_ids) for generation in found]
 
@@ -132,6 +144,22 @@ def race(model_dir: Path, threads: int, tokens: int, runs: int, dtype: str = "fl
                 statistics.median(a / b for a, b in zip(pairs["plain"], pairs["ours"], strict=True)), 3
             ),
         }
+    questions = [[*prompts[-1], *prompt[: PROMPT_TOKENS // 2]] for prompt in prompts[:8] for _ in range(8)]
+    pairs = paired(
+        {
+            way: lambda kept=kept: engines.ours(  # type: ignore[misc]
+                questions, [tokens] * len(questions), prefix_tokens=kept, apart_s=0.005
+            )
+            for way, kept in (("kept", 16_384), ("computed", 0))
+        },
+        runs,
+    )
+    found["groups"] = {
+        "seconds": {way: summary(values) for way, values in pairs.items()},
+        "times_computed": round(
+            statistics.median(a / b for a, b in zip(pairs["computed"], pairs["kept"], strict=True)), 3
+        ),
+    }
     return found
 
 

@@ -195,6 +195,8 @@ MATH_FROM_BASE = replace(
     # problems are soon right, and such a group teaches nothing. Parentheses that are rare are unlearned: with two of
     # eleven problems, RL of seed 0 took them from 8 of 21 held-out problems to none, and all others to 178 of 179.
     make_world=partial(_make_math_world, draw=partial(generate, one_step_share=0.2, grouped_share=0.4)),
+    # With the usual shares, one demonstration in twenty would show a problem of one step that is calculated.
+    team=partial(ScriptedMathTeam, p_direct={1: 0.3, 2: 0.2}),
     full=RecipeSizes(train_tasks=900, rl_tasks=1024, heldout_tasks=200),
     smoke=RecipeSizes(
         train_tasks=64,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -194,7 +194,8 @@ def stats(
     from afm.terminal import ProgressView
 
     spec = agent_option(agent) if agent else None
-    paths = funnel or ([] if out is None else _funnels_beside(files))
+    beside = dict.fromkeys(file.with_name(FUNNEL_FILE) for file in files)
+    paths = funnel or ([] if out is None else [path for path in beside if path.is_file()])
     funnels = {f"{path.parent.name}/{path.name}": _funnel(path) for path in paths}
     view = ProgressView()
     counted = _count(files, spec, samples, seed, view)
@@ -237,11 +238,6 @@ def _print_stats(counted: DataStats, view: Any) -> None:
     tokens = counted.prompt_tokens + counted.agent_tokens
     cost = dollars(counted.cost_usd) if counted.cost_usd else "no price recorded"
     view.line(f"  cost: {plural(tokens, 'token')}, {cost}, {counted.tool_s:.1f} s in tools")
-
-
-def _funnels_beside(files: Iterable[Path]) -> list[Path]:
-    """Return the funnels next to the files of a filter."""
-    return [path for path in dict.fromkeys(file.with_name(FUNNEL_FILE) for file in files) if path.is_file()]
 
 
 def _funnel(path: Path) -> list[FunnelStage]:

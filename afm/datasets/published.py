@@ -84,7 +84,7 @@ class ReadCounts:
 
     def refuse(self, error: DataError) -> None:
         """Count a bad row."""
-        reason = _reason(error.message)
+        reason = _DETAILS.split(error.message, maxsplit=1)[0][:_REASON_CHARS]  # what rows have in common
         self.refused[reason] += 1
         self.firsts.setdefault(reason, error)
 
@@ -241,11 +241,6 @@ def _with_unique_id(made: ReadRow, default: str, seen: dict[str, bytes]) -> Read
         default = f"{default}-{key.hex()}"
         seen[default] = key
     return made.model_copy(update={"id": default})
-
-
-def _reason(message: str) -> str:
-    """Return the reason without the parts that differ from row to row."""
-    return _DETAILS.split(message, maxsplit=1)[0][:_REASON_CHARS]
 
 
 PROMPTS_FOLDER = "prompts"

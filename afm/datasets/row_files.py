@@ -81,7 +81,9 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
     try:
         with file.open(encoding=_encoding(file), newline="") as lines:
             if delimiter == ",":
-                delimiter = _delimiter(lines.readline())
+                # Spreadsheets write a semicolon or a tab in locales with a decimal comma.
+                header = lines.readline()
+                delimiter = next((mark for mark in (",", ";", "\t") if mark in header), ",")
                 lines.seek(0)
             table = csv.DictReader(lines, delimiter=delimiter)
             names = table.fieldnames or ()
@@ -109,11 +111,6 @@ def _encoding(file: Path) -> str:
     """Return UTF-8, or UTF-16 if the file begins with its byte order mark, as a spreadsheet's "Unicode text" does."""
     with file.open("rb") as head:
         return "utf-16" if head.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-
-
-def _delimiter(header: str) -> str:
-    """Return the separator of a ``.csv``. Spreadsheets write ``;`` or a tab in locales with a decimal comma."""
-    return next((mark for mark in (",", ";", "\t") if mark in header), ",")
 
 
 def _undecodable_line(file: Path) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -74,7 +75,7 @@ class RunningBatch:
             use_rows_attention(model)
         self._eos_ids = eos_ids
         self._prefiller = Prefiller(model, pad_id, self._device)
-        self._prefixes = PrefixStore(prefix_tokens)
+        self._prefixes = PrefixStore(prefix_tokens if self._direct_mask else 0)
         self._version = 0
         self._stops = stops
         self._cache = RowCache()
@@ -94,25 +95,29 @@ class RunningBatch:
     def admit(self, requests: Sequence[GenerationRequest]) -> None:
         """Prefill ``requests`` and add them to the batch.
 
-        Equal prompts are computed once. A beginning that a finished row left in the cache is not computed again.
+        Equal prompts are computed once. A beginning whose states are known is not computed again.
         """
         self._forget_inputs()
         begin = self._cache.join([len(request.prompt_ids) - 1 for request in requests])
-        fresh: dict[tuple[int, ...], list[int]] = {}
-        continued: list[Continuation] = []
+        places: dict[tuple[int, ...], list[int]] = {}
         for row, request in enumerate(requests, begin):
             request.watched = self._eos_ids | self._stops.watch(request.params.stop)
             request.version = self._version
             self._rows.append(request)
-            prompt = request.prompt_ids[:-1]
-            length, known = self._prefixes.take(prompt)
+            places.setdefault(request.prompt_ids[:-1], []).append(row)
+        fresh: dict[tuple[int, ...], list[int]] = {}
+        continued: list[Continuation] = []
+        for prompt, rows in places.items():
+            length, known = self._prefixes.find(prompt)
+            self.reused_tokens += length * len(rows)
             if length:
-                self.reused_tokens += length
-                continued.append(Continuation(row, known, prompt[length:]))
+                continued.append(Continuation(rows, known, prompt[length:]))
             else:
-                fresh.setdefault(prompt, []).append(row)
+                fresh[prompt] = rows
         self._prefiller.fresh(self._cache, fresh)
         self._prefiller.continued(self._cache, continued)
+        for prompt, rows in places.items():
+            self._prefixes.put(prompt, partial(self._cache.states, rows[0]))
 
     def step(self) -> list[tuple[GenerationRequest, FinishReason]]:
         """Sample one token for every row. Returns the finished rows, which are removed."""
@@ -142,16 +147,11 @@ class RunningBatch:
                 if reason is not None:
                     finished.append((index, row, reason))
         for index, row, reason in finished:
-            if reason is FinishReason.STOP:
-                self._keep(index, row)
+            if reason is FinishReason.STOP and row.version == self._version:
+                ids = (*row.prompt_ids, *row.token_ids[:-1])  # its episode will probably continue
+                self._prefixes.put(ids, partial(self._cache.states, index))
         self._remove([index for index, _, _ in finished])
         return [(row, reason) for _, row, reason in finished]
-
-    def _keep(self, index: int, row: GenerationRequest) -> None:
-        """Cache a row that stopped at a string, because its episode will probably continue soon."""
-        if self._direct_mask and row.version == self._version:
-            ids = (*row.prompt_ids, *row.token_ids[:-1])
-            self._prefixes.put(ids, self._cache.states(index))
 
     def _forward(self) -> Tensor:
         import torch
@@ -221,15 +221,15 @@ class RunningBatch:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A row whose first tokens are already computed.
+    """Rows with one prompt, whose first tokens are already computed.
 
     Attributes:
-        row: Index in the cache.
+        rows: Indices in the cache.
         known: States of the computed tokens.
         new: Tokens that follow them.
     """
 
-    row: int
+    rows: Sequence[int]
     known: States
     new: tuple[int, ...]
 
@@ -265,32 +265,34 @@ class Prefiller:
                     keys, values = layer.keys[sources, :, :length], layer.values[sources, :, :length]
                     cache.fill(index, keys, values, rows)
 
-    def continued(self, cache: RowCache, rows: Sequence[Continuation]) -> None:
-        """Compute the new tokens of ``rows``."""
-        for item in rows:
+    def continued(self, cache: RowCache, prompts: Sequence[Continuation]) -> None:
+        """Compute the new tokens of ``prompts``."""
+        for item in prompts:
             if not item.new:
                 for index, (keys, values) in enumerate(item.known):
-                    cache.fill(index, keys[None], values[None], [item.row])
-        rows = sorted((item for item in rows if item.new), key=lambda item: item.known_tokens + len(item.new))
-        for chunk in _chunks(rows, [item.known_tokens + len(item.new) for item in rows]):
+                    cache.fill(index, keys[None], values[None], item.rows)
+        rest = sorted(
+            (item for item in prompts if item.new), key=lambda item: item.known_tokens + len(item.new)
+        )
+        for chunk in _chunks(rest, [item.known_tokens + len(item.new) for item in rest]):
             self._continue(cache, chunk)
 
-    def _continue(self, cache: RowCache, rows: Sequence[Continuation]) -> None:
-        known = [item.known_tokens for item in rows]
+    def _continue(self, cache: RowCache, prompts: Sequence[Continuation]) -> None:
+        known = [item.known_tokens for item in prompts]
         longest = max(known)
         past = [
             (
-                _left_padded([item.known[layer][0] for item in rows], longest),
-                _left_padded([item.known[layer][1] for item in rows], longest),
+                _left_padded([item.known[layer][0] for item in prompts], longest),
+                _left_padded([item.known[layer][1] for item in prompts], longest),
             )
-            for layer in range(len(rows[0].known))
+            for layer in range(len(prompts[0].known))
         ]
-        layers = self._forward([item.new for item in rows], past=past, known=known)
+        layers = self._forward([item.new for item in prompts], past=past, known=known)
         for index, layer in enumerate(layers):
-            for source, item in enumerate(rows):
+            for source, item in enumerate(prompts):
                 span = slice(longest - known[source], longest + len(item.new))
                 keys, values = layer.keys[source, None, :, span], layer.values[source, None, :, span]
-                cache.fill(index, keys, values, [item.row])
+                cache.fill(index, keys, values, item.rows)
 
     def _forward(
         self,

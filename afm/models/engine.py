@@ -60,8 +60,8 @@ class BatchEngine:
         device: Device to move the model to. ``None`` does not move it.
         threads: CPU threads of the forward. ``None`` keeps torch's setting.
         seed: Makes requests without a seed reproducible, in the order of their arrival.
-        prefix_tokens: Number of cached tokens of rows that stopped at a string, so that the next turn of their episodes
-            computes only new tokens. 0 switches the cache off.
+        prefix_tokens: Number of cached tokens of prompts and of rows that stopped at a string, so that prompts with the
+            same beginning and further turns compute only new tokens. 0 switches the cache off.
     """
 
     def __init__(

@@ -84,56 +84,59 @@ def test_clearing_forgets_everything():
     assert seen(cache, 0, 0) == [3]
 
 
-def states_of(number):
-    return [(torch.full((1, 1, 1), float(number)), torch.zeros(1, 1, 1))]
+def states_of(tokens, number):
+    return lambda: [(torch.full((1, tokens, 1), float(number)), torch.zeros(1, tokens, 1))]
 
 
 def number_of(found):
-    return int(found[0][0].item())
+    return int(found[0][0][0, 0, 0].item())
 
 
-def test_the_longest_beginning_is_taken_and_gone():
+def test_the_longest_common_beginning_is_found():
     store = PrefixStore(100)
-    store.put((1, 2), states_of(12))
-    store.put((1, 2, 3), states_of(123))
-    store.put((1, 9, 3), states_of(193))
-    length, found = store.take([1, 2, 3, 4])
-    assert (length, number_of(found)) == (3, 123)
-    length, found = store.take([1, 2, 3, 4])
-    assert (length, number_of(found)) == (2, 12)
-    assert store.take([1, 2, 3, 4]) == store.take([1, 9]) == (0, [])
-    assert store.tokens == 3
+    store.put(tuple(range(20)), states_of(20, 1))
+    store.put((*range(12), 99), states_of(13, 2))
+    for prompt, length, number in (
+        ((*range(15), 7), 15, 1),
+        ((*range(12), 99, 98), 13, 2),
+        (tuple(range(9)), 9, 1),
+        (tuple(range(4)), 4, 1),
+    ):
+        found, states = store.find(prompt)
+        assert (found, number_of(states), states[0][0].shape[1]) == (length, number, length)
+    assert store.find((*range(7), 50, 51)) == store.find((50,)) == store.find(()) == (0, [])
+    assert store.tokens == 33
 
 
-def test_the_oldest_make_room():
+def test_what_was_not_used_for_the_longest_time_makes_room():
     store = PrefixStore(5)
-    store.put((1, 1), states_of(1))
-    store.put((2, 2), states_of(2))
-    store.put((3, 3), states_of(3))
+    store.put((1, 1), states_of(2, 1))
+    store.put((2, 2), states_of(2, 2))
+    assert store.find((1, 1))[0] == 2
+    store.put((3, 3), states_of(2, 3))
     assert store.tokens == 4
-    assert store.take([1, 1]) == (0, [])
-    assert store.take([2, 2])[0] == 2
-    assert store.take([3, 3])[0] == 2
-    assert store.tokens == 0
+    assert store.find((2, 2)) == (0, [])
+    assert store.find((1, 1))[0] == store.find((3, 3))[0] == 2
 
 
-def test_the_same_text_is_kept_once():
-    store = PrefixStore(5)
-    store.put((1, 1), states_of(1))
-    store.put((1, 1), states_of(2))
-    assert store.tokens == 2
-    assert number_of(store.take([1, 1])[1]) == 2
-    assert store.take([1, 1]) == (0, [])
+def test_a_text_replaces_its_beginnings_and_needs_no_second_copy():
+    store = PrefixStore(50)
+    store.put((1, 2), states_of(2, 1))
+    store.put((1, 2, 3), states_of(3, 2))
+    assert store.tokens == 3
+    store.put((1, 2), lambda: pytest.fail("its states are known"))
+    store.put((1, 2, 3), lambda: pytest.fail("its states are known"))
+    assert number_of(store.find((1, 2))[1]) == 2
 
 
 def test_what_is_too_long_is_not_kept_and_clearing_forgets():
     store = PrefixStore(3)
-    store.put((1, 2, 3, 4), states_of(1))
-    store.put((), states_of(1))
+    store.put((1, 2, 3, 4), lambda: pytest.fail("it would not be kept"))
+    store.put((), states_of(0, 1))
     assert store.tokens == 0
-    store.put((1, 2), states_of(1))
+    store.put((1, 2), states_of(2, 1))
     store.clear()
-    assert (store.tokens, store.take([1, 2])) == (0, (0, []))
+    assert (store.tokens, store.find((1, 2))) == (0, (0, []))
 
 
 @pytest.mark.parametrize(("kind", "apart"), [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])

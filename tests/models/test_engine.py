@@ -349,9 +349,8 @@ async def test_a_second_turn_computes_only_what_is_new_and_gives_the_same(start,
     second = await stopped_turns(engine, tokenizer, 12)
     mixed = [*second, *prompts(4, seed=4)]
     results = await asyncio.gather(*[engine.generate(prompt, SamplingParams(20, seed=1)) for prompt in mixed])
-    assert engine.stats.reused_tokens == sum(
-        len(prompt) - 1 - index % 6 for index, prompt in enumerate(second)
-    )
+    known = [len(prompt) - 1 - index % 6 for index, prompt in enumerate(second)]
+    assert engine.stats.reused_tokens == sum(length for length in known if length >= 8)
     for prompt, result in zip(mixed, results, strict=True):
         expected = forward_logprobs(model, prompt, result.token_ids)
         assert result.logprobs == pytest.approx(expected, abs=1e-4)
@@ -359,6 +358,29 @@ async def test_a_second_turn_computes_only_what_is_new_and_gives_the_same(start,
     again = await asyncio.gather(*[plain.generate(prompt, SamplingParams(20, seed=1)) for prompt in mixed])
     assert [result.token_ids for result in again] == [result.token_ids for result in results]
     assert plain.stats.reused_tokens == 0
+
+
+async def test_prompts_with_a_common_beginning_compute_it_once_and_give_the_same(engine, tiny):
+    system, question, other = prompts(3, shortest=20, longest=40, seed=5)
+    seen = 0
+    for prompt, known in (
+        ([*system, *question], 0),
+        ([*system, *question], len(system) + len(question) - 1),
+        ([*system, 1, *other], len(system)),
+        ([*system, *question, *other], len(system) + len(question) - 1),
+        ([*question, *system], 0),
+    ):
+        params = SamplingParams(20, seed=len(prompt))
+        results = await asyncio.gather(*[engine.generate(prompt, params) for _ in range(3)])
+        for result in results:
+            assert result.logprobs == pytest.approx(
+                forward_logprobs(tiny[0], prompt, result.token_ids), abs=1e-4
+            )
+        assert engine.stats.reused_tokens - seen >= 3 * known
+        assert engine.stats.reused_tokens - seen in {
+            (3 - fresh) * (len(prompt) - 1) + fresh * known for fresh in (1, 2, 3)
+        }
+        seen = engine.stats.reused_tokens
 
 
 async def test_nothing_is_reused_after_the_weights_changed(start, model, tiny):
@@ -382,12 +404,13 @@ async def test_rows_in_flight_while_weights_change_leave_nothing_behind(start, m
     )
     task = asyncio.create_task(engine.generate([5, 6, 7], SamplingParams(1000, seed=2, stop=(stop,))))
     await reached(lambda: engine.stats.steps >= 1020)
+    reused = engine.stats.reused_tokens
     await engine.update_weights(dict(model.state_dict()))
     turn = await task
     assert turn.finish is FinishReason.STOP
     assert len(turn.token_ids) > 30
     await engine.generate([5, 6, 7, *turn.token_ids], SamplingParams(1))
-    assert engine.stats.reused_tokens == 0
+    assert engine.stats.reused_tokens == reused
 
 
 async def test_on_a_cpu_single_tokens_use_the_attention_of_rows(start, tiny, monkeypatch):
