@@ -81,8 +81,7 @@ def _table_rows(file: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
     try:
         with file.open(encoding=_encoding(file), newline="") as lines:
             if delimiter == ",":
-                # Spreadsheets write a semicolon or a tab in locales with a decimal comma.
-                header = lines.readline()
+                header = lines.readline()  # spreadsheets write ; or a tab in locales with a decimal comma
                 delimiter = next((mark for mark in (",", ";", "\t") if mark in header), ",")
                 lines.seek(0)
             table = csv.DictReader(lines, delimiter=delimiter)

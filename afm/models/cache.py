@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     States = list[tuple[Tensor, Tensor]]
     """Keys and values of each layer, of shape [heads, tokens, head size]."""
 
-_FEWEST_SHARED = 8
-"""Number of tokens from which a common beginning is worth a forward of its own."""
+_FEWEST_SHARED = 8  # fewer tokens are not worth a forward of their own
 _FEWEST_SPARE, _SPARE_SHARE = 8, 0.125
 """Spare columns: the larger of a number and a share of the width. With short texts, gaps between the rows' memory slow
 attention down on a CPU (measured: 1.5 times at batch 128 with 64 spare columns). With long texts, copying everything at
