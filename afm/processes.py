@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import IO, BinaryIO
 
 from afm.errors import ConfigError
@@ -142,19 +144,29 @@ def run_logged(
 
 def _until_end(child: subprocess.Popen[bytes], output: IO[bytes], log: _LineLog) -> int:
     interrupts = 0
-    while True:
-        try:
-            while chunk := os.read(output.fileno(), 65_536):
-                log.write(chunk)
-            log.close()
-            status = child.wait()
-            return -signal.SIGINT if interrupts > 1 and status == -signal.SIGKILL else status
-        except KeyboardInterrupt:
-            interrupts += 1
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGINT if interrupts == 1 else signal.SIGKILL)
-            if interrupts == 1:
-                print("\nstopping; Ctrl-C again ends it at once", file=sys.stderr, flush=True)
+
+    def interrupt(*_: object) -> None:  # an exception instead could come while the one before is handled
+        nonlocal interrupts
+        interrupts += 1
+        first = interrupts == 1
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(child.pid, signal.SIGINT if first else signal.SIGKILL)
+        if first:
+            os.write(2, b"\nstopping; Ctrl-C again ends it at once\n")
+
+    before = signal.getsignal(signal.SIGINT)
+    listens = before is signal.default_int_handler and current_thread() is main_thread()
+    try:
+        if listens:
+            signal.signal(signal.SIGINT, interrupt)
+        while chunk := os.read(output.fileno(), 65_536):
+            log.write(chunk)
+        log.close()
+        status = child.wait()
+    finally:
+        if listens:
+            signal.signal(signal.SIGINT, before)
+    return -signal.SIGINT if interrupts > 1 and status == -signal.SIGKILL else status
 
 
 class _LineLog:

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import signal
 import subprocess
@@ -107,6 +108,32 @@ def test_a_second_ctrl_c_kills_a_child_that_is_slow_to_stop_and_counts_as_an_int
     assert parent.wait(timeout=30) == 128 + signal.SIGINT
     assert not alive(child)
     assert (folder / "stderr").read_text() == "\nstopping; Ctrl-C again ends it at once\n"
+
+
+def test_a_second_ctrl_c_counts_while_the_first_is_being_answered(tmp_path):
+    (tmp_path / "child.py").write_text(
+        CHILD.replace("raise SystemExit(5)", "time.sleep(60)"), encoding="utf-8"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    reading, writing = os.pipe()
+    os.write(
+        writing, b"." * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
+    )  # the answer waits for room in the pipe
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=env, stderr=writing)
+    os.close(writing)
+    try:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        child = int((tmp_path / "pid").read_text())
+        parent.send_signal(signal.SIGINT)
+        wait_until((tmp_path / "interrupted").exists)
+        parent.send_signal(signal.SIGINT)
+        wait_until(lambda: not alive(child))
+        with os.fdopen(reading, "rb") as stderr:
+            assert stderr.read().lstrip(b".") == b"\nstopping; Ctrl-C again ends it at once\n"
+        assert parent.wait(timeout=30) == 128 + signal.SIGINT
+    finally:
+        parent.kill()
+        parent.wait()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the kernel's parent-death signal")

@@ -379,7 +379,8 @@ class Steps:
         self._items.append(target)
 
     def _append_to(self, item: _DraftStep, source: StepSource, content: str) -> None:
-        if content.strip() and not _stands_in(item.content, content.strip()):
+        contained = f"{_GAP}{content.strip()}{_GAP}" in f"{_GAP}{item.content.strip()}{_GAP}"
+        if content.strip() and not contained:
             item.content = f"{item.content.rstrip()}{_GAP}{content.lstrip()}"
         item.source.also.append(source.event)
 
@@ -388,8 +389,3 @@ class Steps:
 
     def _is_thought(self, item: _DraftStep) -> bool:
         return not item.environment and self._spec.roles[item.source.role].kind is RoleKind.THOUGHT
-
-
-def _stands_in(text: str, paragraphs: str) -> bool:
-    """Return whether ``text`` already contains these whole paragraphs."""
-    return f"{_GAP}{paragraphs}{_GAP}" in f"{_GAP}{text.strip()}{_GAP}"

@@ -313,7 +313,7 @@ def merge_gateway_log(
         for number, record in enumerate(_records(log, known, spec, team, name, bad), 1):
             cost += record.provenance.get("cost_usd", 0.0)
             seen.add(record.id)
-            counts["" if record.kept else _kind(record.reason)] += 1
+            counts["" if record.kept else without_event(record.reason).partition(" at character ")[0]] += 1
             write(record)
             if progress is not None:
                 progress("merge", number, None)
@@ -383,8 +383,3 @@ def _refuse(calls: Sequence[RecordedCall], spec: AgentSpec, reason: str, task: T
         kept=False,
         reason=reason,
     )
-
-
-def _kind(reason: str) -> str:
-    """Return a reason without its place."""
-    return without_event(reason).partition(" at character ")[0]

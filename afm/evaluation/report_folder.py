@@ -116,17 +116,13 @@ def _evaluations(run_dir: Path) -> list[Evaluation]:
         for folder in run_dir.glob("eval_*")
         if folder.name not in _KNOWN and (folder / EPISODES_FILE).exists()
     )
-    names = _KNOWN | {name: _spoken(name) for name in others}
+    # aime24 for eval_aime24_1a2b3c4d, whose checksum distinguishes files of one name
+    names = _KNOWN | {name: re.sub(r"_[0-9a-f]{8}\Z", "", name.removeprefix("eval_")) for name in others}
     return [
         read_evaluation(run_dir / folder, name)
         for folder, name in names.items()
         if (run_dir / folder / EPISODES_FILE).exists()
     ]
-
-
-def _spoken(folder: str) -> str:
-    """Return ``aime24`` for ``eval_aime24_1a2b3c4d``. The checksum at the end distinguishes files of one name."""
-    return re.sub(r"_[0-9a-f]{8}\Z", "", folder.removeprefix("eval_"))
 
 
 def _unfinished_notes(evaluations: Sequence[Evaluation]) -> list[str]:
