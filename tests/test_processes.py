@@ -48,8 +48,8 @@ from afm.processes import follow_parent
 import os
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores Ctrl-C
 follow_parent()
-pathlib.Path("pid").write_text(str(os.getpid()))
 try:
+    print(os.getpid(), flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     pathlib.Path("interrupted").touch()
@@ -72,11 +72,15 @@ def family(request, tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with (tmp_path / "stderr").open("wb") as stderr:
         parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=env, stderr=stderr)
-    pid_file = tmp_path / "pid"
-    wait_until(lambda: pid_file.exists() and pid_file.read_text())
-    yield parent, int(pid_file.read_text()), tmp_path
+    yield parent, logged_pid(tmp_path / "log"), tmp_path
     parent.kill()
     parent.wait()
+
+
+def logged_pid(log):
+    """Return the child's id, once the parent has logged it, and so receives Ctrl-C for it."""
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+    return int(log.read_text())
 
 
 def wait_until(condition, seconds=30):
@@ -116,18 +120,17 @@ def test_a_second_ctrl_c_counts_while_the_first_is_being_answered(tmp_path):
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     reading, writing = os.pipe()
-    os.write(
-        writing, b"." * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
-    )  # the answer waits for room in the pipe
+    # The answer to the first Ctrl-C waits for room in the pipe.
+    os.write(writing, b"." * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
     parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=env, stderr=writing)
     os.close(writing)
     try:
-        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-        child = int((tmp_path / "pid").read_text())
+        child = logged_pid(tmp_path / "log")
         parent.send_signal(signal.SIGINT)
         wait_until((tmp_path / "interrupted").exists)
-        parent.send_signal(signal.SIGINT)
-        wait_until(lambda: not alive(child))
+        while alive(child):  # one that comes just before the answer begins to wait is seen after it
+            parent.send_signal(signal.SIGINT)
+            time.sleep(0.05)
         with os.fdopen(reading, "rb") as stderr:
             assert stderr.read().lstrip(b".") == b"\nstopping; Ctrl-C again ends it at once\n"
         assert parent.wait(timeout=30) == 128 + signal.SIGINT
