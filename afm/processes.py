@@ -149,10 +149,10 @@ def _until_end(child: subprocess.Popen[bytes], output: IO[bytes], log: _LineLog)
         nonlocal interrupts
         interrupts += 1
         first = interrupts == 1
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(OSError):  # the child has just ended, or nobody reads standard error
             os.killpg(child.pid, signal.SIGINT if first else signal.SIGKILL)
-        if first:
-            os.write(2, b"\nstopping; Ctrl-C again ends it at once\n")
+            if first:
+                os.write(2, b"\nstopping; Ctrl-C again ends it at once\n")
 
     before = signal.getsignal(signal.SIGINT)
     listens = before is signal.default_int_handler and current_thread() is main_thread()

@@ -103,6 +103,18 @@ def test_ctrl_c_reaches_the_child_once_and_its_status_comes_back(family):
     assert (folder / "stderr").read_text() == "\nstopping; Ctrl-C again ends it at once\n"
 
 
+def test_ctrl_c_is_passed_on_if_nobody_reads_standard_error(tmp_path):
+    (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    reading, writing = os.pipe()
+    os.close(reading)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=env, stderr=writing)
+    os.close(writing)
+    logged_pid(tmp_path / "log")
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(timeout=30) == 5
+
+
 @pytest.mark.parametrize("family", [CHILD.replace("raise SystemExit(5)", "time.sleep(60)")], indirect=True)
 def test_a_second_ctrl_c_kills_a_child_that_is_slow_to_stop_and_counts_as_an_interruption(family):
     parent, child, folder = family
