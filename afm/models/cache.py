@@ -226,9 +226,8 @@ class PrefixStore:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._states: dict[tuple[int, ...], States] = {}
-        self._sorted: list[
-            tuple[int, ...]
-        ] = []  # none begins another, so what is most like a text is next to its place
+        # No text begins another one, so the one that is most like a prompt is next to the prompt's place.
+        self._sorted: list[tuple[int, ...]] = []
         self.tokens = 0
 
     def put(self, token_ids: tuple[int, ...], states: Callable[[], States]) -> None:

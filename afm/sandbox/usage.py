@@ -303,7 +303,9 @@ class StarvationWatch:
         got_s = sum(thread.cpu_s for thread in new)
         if _kernel_counts():
             wanted_s = max((thread.cpu_s + thread.wait_s for thread in new), default=0.0)
-            late_s = min(max(0.0, wanted_s - passed_s), self._unclear_s)
+            late_s = min(
+                max(0.0, wanted_s - got_s - passed_s), self._unclear_s
+            )  # own threads may have had the core
             self.starved_s, self.idle_s = self.starved_s + late_s, self.idle_s - late_s
             self._unclear_s = self._unclear_s + passed_s if wanted_s == 0 else max(0.0, passed_s - wanted_s)
             wanted_s = min(passed_s, wanted_s)
